@@ -1,0 +1,1 @@
+"""The device side: obeys plans, decides nothing. Never imports grpc."""

@@ -1,0 +1,1 @@
+"""The CPU side: plans every step, serves every client. Never imports torch."""
