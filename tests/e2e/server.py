@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
@@ -87,6 +89,26 @@ class Serve:
     @property
     def addresses(self) -> list[str]:
         return self.ready["grpc"]
+
+    def runtime_sockets(self) -> list[str]:
+        """Paths of the Unix sockets that the scheduler listens on."""
+        scheduler = self.ready["pids"]["scheduler"]
+        listing = Path("/proc/net/unix").read_text().splitlines()[1:]
+        inodes = {os.stat(f"/proc/{scheduler}/fd/{fd}").st_ino for fd in os.listdir(f"/proc/{scheduler}/fd")}
+        fields = [line.split() for line in listing]
+        listening = {f[7] for f in fields if len(f) > 7 and int(f[6]) in inodes and f[3] == "00010000"}
+        return sorted(path for path in listening if path.startswith("/"))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over series of `name` that carry `labels`, from the metrics endpoint."""
+        with urllib.request.urlopen(self.ready["metrics"], timeout=5) as reply:
+            text = reply.read().decode()
+        total = 0.0
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    total += sample.value
+        return total
 
     @contextlib.contextmanager
     def stub(self, frontend: int = 0) -> Iterator[inference_pb2_grpc.InferenceServiceStub]:

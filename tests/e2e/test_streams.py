@@ -1,4 +1,4 @@
-"""Many streams, several frontends, cancellations: everyone gets exactly what was asked for and nothing is left behind."""
+"""Many streams, several frontends, cancellations: everyone gets what was asked for, nothing is left behind."""
 
 import random
 
