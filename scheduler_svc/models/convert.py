@@ -8,12 +8,9 @@ from scheduler_svc.models.gguf_config import generation_config, model_config
 from scheduler_svc.models.gguf_file import GgufFile
 from scheduler_svc.models.gguf_tensors import tensor_specs
 from scheduler_svc.models.gguf_tokenizer import build_tokenizer
-from scheduler_svc.models.manifest import write_manifest
+from scheduler_svc.models.manifest import CONVERSION, write_manifest
 from scheduler_svc.models.progress import Progress
 from scheduler_svc.models.safetensors_io import write_safetensors
-
-# Part of every cache key: raise it when the same GGUF file would be converted differently.
-CONVERSION = 1
 
 
 def convert_gguf(source: Path, directory: Path, progress: Progress, origin: dict[str, Any]) -> None:

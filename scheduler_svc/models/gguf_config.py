@@ -179,7 +179,7 @@ def _llama3_scaling(meta: Metadata, theta: float, rotary: int) -> dict[str, Any]
 
 
 def llama3_factors(theta: float, rotary: int, factor: float) -> np.ndarray:
-    """What each rotary frequency is divided by: 1 for short wavelengths, `factor` for long ones, between them a ramp."""
+    """What each rotary frequency is divided by: 1 for short waves, `factor` for long ones, a ramp between."""
     wavelength = 2 * np.pi * theta ** (np.arange(0, rotary, 2) / rotary)
     ramp = (LLAMA3_ORIGINAL / wavelength - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)
     ramp = np.clip(ramp, 0.0, 1.0)

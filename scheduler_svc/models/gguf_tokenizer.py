@@ -139,7 +139,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     scores = vocabulary.get("scores")
     if gemma:
         # Gemma's scores do not order its merges; its ids do.
-        ranks = {token: -index for token, index in ids.items()}
+        ranks: dict[str, float] = {token: -index for token, index in ids.items()}
     elif scores and len(scores) == len(vocabulary.tokens):
         ranks = {token: scores[index] for token, index in ids.items()}
     else:
@@ -184,10 +184,8 @@ def _add_borders(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     if len(single) == 1:
         return
     pair = [*single, *(f"{part}:1" for part in single)]
-    used = {token: tokenizer.token_to_id(token) for token in (begin, end) if token and token in single}
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=list(used.items())
-    )
+    used = [(token, tokenizer.token_to_id(token)) for token in (begin, end) if token and token in single]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=used)
 
 
 def _tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 NAME = "stepwire.json"
+# Raise it when the same GGUF file would be converted differently: older directories are then made anew.
+CONVERSION = 1
 
 
 def write_manifest(directory: Path, origin: dict[str, Any], known: dict[str, str]) -> None:
@@ -26,10 +28,10 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
 
 
-def is_whole(directory: Path, conversion: int) -> bool:
+def is_whole(directory: Path) -> bool:
     """Cheap: every file of the manifest is there with its size, made by this version of the conversion."""
     manifest = read_manifest(directory)
-    if manifest is None or manifest.get("origin", {}).get("conversion") != conversion:
+    if manifest is None or manifest.get("origin", {}).get("conversion") != CONVERSION:
         return False
     return all(_size(directory / name) == entry["bytes"] for name, entry in manifest["files"].items())
 

@@ -53,7 +53,7 @@ def write_safetensors(path: Path, tensors: list[TensorSpec], advance: Callable[[
         for tensor in tensors:
             written = 0
             for chunk in tensor.chunks():
-                view = memoryview(np.ascontiguousarray(chunk)).cast("B")
+                view = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data
                 file.write(view)
                 digest.update(view)
                 written += view.nbytes

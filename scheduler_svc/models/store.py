@@ -11,7 +11,6 @@ Layout of the cache: models/<name>/ for the default, models/<file stem>-<key>/ f
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from typing import Any
 from scheduler_svc.errors import StartupError
 from scheduler_svc.models.atomic import build_once
 from scheduler_svc.models.config import cache_root
+from scheduler_svc.models.default_model import NAME, ORIGIN, default_gguf
 from scheduler_svc.models.manifest import is_whole, read_manifest
 from scheduler_svc.models.progress import Progress, silent
 from scheduler_svc.models.safetensors_io import check_safetensors
-
-# Mirrors convert.CONVERSION without importing numpy and gguf before they are needed; a test compares them.
-CONVERSION = 1
-DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class CachedModel:
 def resolve_model(spec: str = "", progress: Progress = silent) -> Path:
     """A directory with config.json, tokenizer.json and safetensors; raises StartupError otherwise."""
     if is_default(spec):
-        return _build(default_directory(), _default_builder(progress), progress)
+        return _default(progress)
     path = Path(spec).expanduser()
     if path.is_dir():
         return _from_directory(path, progress)
@@ -57,7 +53,7 @@ def model_path(spec: str = "") -> Path | None:
     if path.is_file() and path.suffix == ".gguf":
         path = converted_directory(path)
     cached = path.parent == models_directory()
-    return path.absolute() if path.is_dir() and (not cached or is_whole(path, CONVERSION)) else None
+    return path.absolute() if path.is_dir() and (not cached or is_whole(path)) else None
 
 
 def list_models() -> list[CachedModel]:
@@ -68,7 +64,7 @@ def list_models() -> list[CachedModel]:
             if manifest is None:
                 continue
             size = sum(entry.get("bytes", 0) for entry in manifest["files"].values())
-            found.append(CachedModel(path.name, path, size, manifest.get("origin", {}), is_whole(path, CONVERSION)))
+            found.append(CachedModel(path.name, path, size, manifest.get("origin", {}), is_whole(path)))
     return found
 
 
@@ -92,7 +88,7 @@ def fingerprint(model_dir: Path) -> str:
 
 
 def is_default(spec: str) -> bool:
-    return spec == "" or (spec.lower() in (DEFAULT_NAME.lower(), "default") and not Path(spec).exists())
+    return spec == "" or (spec.lower() in (NAME.lower(), "default") and not Path(spec).exists())
 
 
 def models_directory() -> Path:
@@ -100,7 +96,7 @@ def models_directory() -> Path:
 
 
 def default_directory() -> Path:
-    return models_directory() / DEFAULT_NAME.lower()
+    return models_directory() / NAME.lower()
 
 
 def converted_directory(source: Path) -> Path:
@@ -118,9 +114,7 @@ def check_directory(path: Path) -> Path:
     """Raises StartupError unless the directory holds all that serving needs; reads headers only."""
     _read_config(path)
     if not (path / "tokenizer.json").is_file():
-        raise StartupError(
-            f"{path} has no tokenizer.json; AutoTokenizer.from_pretrained(...).save_pretrained writes one"
-        )
+        raise StartupError(f"{path} has no tokenizer.json (transformers' AutoTokenizer can save one)")
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -177,14 +171,15 @@ def _from_hub(spec: str, path: Path, progress: Progress) -> Path:
     return check_directory(fetch_from_hub(spec, progress))
 
 
-def _default_builder(progress: Progress) -> Callable[[Path], None]:
+def _default(progress: Progress) -> Path:
     def build(directory: Path) -> None:
-        from scheduler_svc.models.default_model import build_default
+        from scheduler_svc.models.convert import convert_gguf
 
-        build_default(directory, progress)
+        with default_gguf(directory.parent, progress) as source:
+            convert_gguf(source, directory, progress, ORIGIN)
 
-    return build
+    return _build(default_directory(), build, progress)
 
 
 def _build(target: Path, build: Callable[[Path], None], progress: Progress) -> Path:
-    return build_once(target, lambda path: is_whole(path, CONVERSION), build, progress)
+    return build_once(target, is_whole, build, progress)
