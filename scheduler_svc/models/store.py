@@ -11,6 +11,7 @@ Layout of the cache: models/<name>/ for the default, models/<file stem>-<key>/ f
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
