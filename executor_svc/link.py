@@ -1,7 +1,7 @@
 """The executor's end of the wire: hello until served, plans in, results and heartbeats out.
 
-The main thread owns the step socket and never shares it; a thread of its own sends heartbeats on a second socket, so that
-a long step is told from a dead process. Knows nothing of rows, blocks or models.
+The main thread owns the step socket and never shares it; a thread of its own sends heartbeats on a second socket, so
+that a long step is told from a dead process. Knows nothing of rows, blocks or models.
 
     with ExecutorLink(hello, settings) as link:
         while (event := link.receive()) is not None:
@@ -23,12 +23,13 @@ import zmq
 import zmq.auth
 from google.protobuf.message import DecodeError
 
+from executor_svc.errors import ExecutorError, Refused, StartupError
 from executor_svc.protocol import (
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
     EpochStarted,
+    NotServed,
     ProtocolState,
-    Refused,
     Violation,
 )
 from protos.stepwire.wire.v1 import step_pb2
@@ -42,11 +43,7 @@ BEAT_EVERY_S = 0.5
 POLL_EVERY_S = 0.1
 
 
-class LinkRefused(Exception):
-    """The scheduler will never take this executor: `str(error)` is the one line that says why."""
-
-
-class LinkClosed(Exception):
+class LinkClosed(ExecutorError):
     """The parent process is gone, or the scheduler is and `fence_exit` asks for an end."""
 
 
@@ -82,6 +79,7 @@ class ExecutorLink:
         self.num_bad_frames = 0
         self._context = zmq.Context()
         self._socket = _connect(self._context, settings.endpoint, settings)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._heart = Heart(self._context, settings, self.instance_id)
 
     def __enter__(self) -> "ExecutorLink":
@@ -93,6 +91,8 @@ class ExecutorLink:
 
     def close(self) -> None:
         self._heart.stop()
+        self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
         self._context.term()
 
@@ -134,13 +134,13 @@ class ExecutorLink:
         action = self._state.on_message(message) if message is not None else None
         match action:
             case EpochStarted():
-                self._heart.watch(True)
+                self._heart.restart()
                 logger.info("epoch_started boot_id=%016x epoch=%d", action.boot_id, action.epoch)
                 return action
             case step_pb2.StepPlan():
                 self._heart.step_began(action.step_id)
                 return action
-            case Refused():
+            case NotServed():
                 self._on_refused(action)
             case Violation():
                 logger.error("plan_refused reason=%r", action.fault.message)
@@ -158,9 +158,9 @@ class ExecutorLink:
         self.num_bad_frames += 1
         return None
 
-    def _on_refused(self, refused: Refused) -> None:
+    def _on_refused(self, refused: NotServed) -> None:
         if refused.fatal:
-            raise LinkRefused(f"the scheduler at {self._settings.endpoint} refuses this executor: {refused.reason}")
+            raise Refused(f"the scheduler at {self._settings.endpoint} refuses this executor: {refused.reason}")
         if refused.reason != self._last_refusal:
             logger.info("waiting reason=%r", refused.reason)
             self._last_refusal = refused.reason
@@ -171,6 +171,10 @@ class ExecutorLink:
         """What no message tells: silence, another scheduler, a dead parent; and says hello when it is time."""
         now = time.monotonic()
         heart = self._heart
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            if self._state.fence():  # the scheduler knows connections, not us: on a new one we are nobody yet
+                self._end_epoch("the connection is lost")
         if self._state.serving and heart.scheduler_boot_id and self._state.on_scheduler_boot(heart.scheduler_boot_id):
             self._end_epoch("another scheduler answers")
         if now - heart.last_heard > self._settings.fence_after_s and self._state.fence():
@@ -190,7 +194,7 @@ class ExecutorLink:
 
     def _end_epoch(self, reason: str) -> None:
         logger.warning("epoch_ended epoch=%d reason=%r", self._state.epoch, reason)
-        self._heart.watch(False)
+        self._heart.restart()
         self._next_hello = 0.0
 
     def _send(self, frame: bytes) -> None:
@@ -204,7 +208,7 @@ class ExecutorLink:
 class Heart:
     """Sends a Beat twice a second from a thread of its own, and notes when the scheduler was last heard and which.
 
-    `step_began` and `step_ended` are called by the main thread; each attribute has one writer.
+    The main thread calls the methods; attributes are replaced whole, never changed in place.
     """
 
     def __init__(self, context: zmq.Context, settings: LinkSettings, instance_id: int) -> None:
@@ -225,11 +229,10 @@ class Heart:
         if self._thread.is_alive():
             self._thread.join()
 
-    def watch(self, serving: bool) -> None:
-        """An epoch begins: silence counts from now. It ends: which scheduler answers is no longer known."""
+    def restart(self) -> None:
+        """An epoch begins or ends: silence counts from now, and which scheduler answers is yet to be heard."""
         self.last_heard = time.monotonic()
-        if not serving:
-            self.scheduler_boot_id = 0
+        self.scheduler_boot_id = 0
 
     def step_began(self, step_id: int) -> None:
         self._step = (step_id, time.monotonic())
@@ -278,7 +281,7 @@ def check_endpoint(endpoint: str, settings: LinkSettings) -> None:
     except ValueError:
         loopback = host == "localhost"
     if not loopback:
-        raise LinkRefused(
+        raise StartupError(
             f"{endpoint} would cross the network in the clear: "
             "give --curve-secret and --curve-server, or accept it with --insecure-wire"
         )
@@ -298,11 +301,11 @@ def _connect(context: zmq.Context, endpoint: str, settings: LinkSettings) -> zmq
     try:
         if settings.curve_server is not None:
             if settings.curve_secret is None:
-                raise LinkRefused("--curve-server needs --curve-secret, this executor's own key")
+                raise StartupError("--curve-server needs --curve-secret, this executor's own key")
             socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(settings.curve_secret)
             socket.curve_serverkey = zmq.auth.load_certificate(settings.curve_server)[0]
         socket.connect(endpoint)
     except (zmq.ZMQError, OSError, ValueError) as error:
         socket.close()
-        raise LinkRefused(f"cannot connect to {endpoint}: {error}") from error
+        raise StartupError(f"cannot connect to {endpoint}: {error}") from error
     return socket

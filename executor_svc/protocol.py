@@ -26,7 +26,7 @@ class EpochStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NotServed:
     """A scheduler does not take us: for good (`fatal`), or because another executor serves."""
 
     reason: str
@@ -40,7 +40,7 @@ class Violation:
     fault: step_pb2.Fault
 
 
-Action = EpochStarted | step_pb2.StepPlan | Refused | Violation | None
+Action = EpochStarted | step_pb2.StepPlan | NotServed | Violation | None
 
 
 class ProtocolState:
@@ -58,7 +58,7 @@ class ProtocolState:
             case "plan":
                 return self._on_plan(message.plan)
             case "refusal":
-                return Refused(message.refusal.reason, message.refusal.fatal)
+                return NotServed(message.refusal.reason, message.refusal.fatal)
             case _:
                 return None
 
