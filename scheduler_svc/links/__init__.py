@@ -1,12 +1,12 @@
 """The ZeroMQ links: the only modules of the scheduler package that import zmq.
 
-    transport.py   sockets with every option set, lock files, decoding within limits
-    messages.py    wire messages <-> values of the core (pure)
-    frontends.py   the scheduler's side of many frontends: sessions, leases, one frame per step
-    executors.py   the scheduler's side of executors: who serves, its epoch, its heartbeat
-    budget.py      how long a step may take (pure)
-    session.py     the frontend's side: one session that outlives schedulers
-    streams.py     the frontend's side: one stream per request (no sockets)
+transport.py   sockets with every option set, lock files, decoding within limits
+messages.py    wire messages <-> values of the core (pure)
+frontends.py   the scheduler's side of many frontends: sessions, leases, one frame per step
+executors.py   the scheduler's side of executors: who serves, its epoch, its heartbeat
+budget.py      how long a step may take (pure)
+session.py     the frontend's side: one session that outlives schedulers
+streams.py     the frontend's side: one stream per request (no sockets)
 """
 
 PROTOCOL_VERSION = 1

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 # Two plans in flight, a start, a refusal, a probe: more means it does not read.
 HIGH_WATER_MARK = 16
 BEAT_TIMEOUT_S = 3.0
-# After a connection was lost, how long to ask whether it was the serving executor's.
-SUSPECT_S = 1.0
+# After a connection was lost: how often to ask, and how far apart, whether it was the serving executor's.
+NUM_PROBES = 5
+PROBE_EVERY_S = 0.02
 MAX_STANDBY = 64
 MAX_BACK_OFF_S = 5.0
 
@@ -67,7 +68,8 @@ class ExecutorLink:
         self._moved_at = 0.0
         self._num_rows = 0
         self._num_results = 0
-        self._suspect_until = 0.0
+        self._probes_left = 0
+        self._probe_at = 0.0
         self._num_barren = 0
         self._not_before = 0.0
 
@@ -123,7 +125,9 @@ class ExecutorLink:
 
     def _why_never(self, hello: step_pb2.ExecutorHello) -> str:
         """Why this executor will never be served; empty: it may be."""
-        reason = versions_differ(hello.protocol_version, hello.oldest_protocol_version) or geometry_fault(hello.geometry)
+        reason = versions_differ(hello.protocol_version, hello.oldest_protocol_version) or geometry_fault(
+            hello.geometry
+        )
         if reason or self.pinned is None:
             return reason
         ours, theirs = self.pinned, hello
@@ -179,7 +183,10 @@ class ExecutorLink:
         start = step_pb2.StartEpoch(boot_id=self.boot_id, epoch=self.epoch)
         self._send_active(step_pb2.ToExecutor(start_epoch=start).SerializeToString())
         logger.info(
-            "epoch_began epoch=%d instance=%016x device=%r", self.epoch, executor.hello.instance_id, executor.hello.device
+            "epoch_began epoch=%d instance=%016x device=%r",
+            self.epoch,
+            executor.hello.instance_id,
+            executor.hello.device,
         )
 
     def end_epoch(self, reason: str, now: float) -> None:
@@ -194,7 +201,7 @@ class ExecutorLink:
         self._refuse(self.active.identity, f"epoch {self.epoch} is over: {reason}", fatal=False)
         self.active = None
         self._in_flight.clear()
-        self._suspect_until = 0.0
+        self._probes_left = 0
 
     def send_plan(self, plan: step_pb2.StepPlan, now: float) -> int:
         """Returns the bytes sent. Raises ExecutorLost when the executor is gone or does not read."""
@@ -208,10 +215,11 @@ class ExecutorLink:
         """Raises ExecutorLost when the serving executor is gone, silent or too slow."""
         while self.monitor.poll(0):
             self.monitor.recv_multipart()
-            self._suspect_until = now + SUSPECT_S
+            self._probes_left, self._probe_at = NUM_PROBES, now
         if self.active is None:
             return
-        if self.is_suspect(now):
+        if self._probes_left and now >= self._probe_at:
+            self._probes_left, self._probe_at = self._probes_left - 1, now + PROBE_EVERY_S
             self._send_active(self._beat())  # a beat here means nothing to it; only whether it can be sent matters
         if now - self.active.heard_at > BEAT_TIMEOUT_S:
             raise ExecutorLost(f"no heartbeat for {BEAT_TIMEOUT_S:g} s")
@@ -221,8 +229,9 @@ class ExecutorLink:
             if now - self._age_start(oldest) > limit_s:
                 raise ExecutorLost(f"step {oldest.step_id} takes longer than {limit_s:.1f} s")
 
-    def is_suspect(self, now: float) -> bool:
-        return self.active is not None and now < self._suspect_until
+    @property
+    def is_suspect(self) -> bool:
+        return self.active is not None and self._probes_left > 0
 
     def is_stalled(self, now: float) -> bool:
         if self.active is None or not self._in_flight:

@@ -176,7 +176,9 @@ class FrontendLink:
         return None
 
     def _on_hello(self, identity: bytes, hello: session_pb2.FrontendHello, now: float) -> None:
-        for old in [s for s in self._by_number.values() if s.instance_id == hello.instance_id or s.identity == identity]:
+        for old in [
+            s for s in self._by_number.values() if s.instance_id == hello.instance_id or s.identity == identity
+        ]:
             self._end(old, "it said hello again")
         reason = versions_differ(hello.protocol_version, hello.oldest_protocol_version)
         reason = reason or self._model_differs(hello.fingerprint)
@@ -193,7 +195,9 @@ class FrontendLink:
         model = self.welcome.model.fingerprint
         if not model or fingerprint == model:
             return ""
-        return f"model mismatch: the executor's model and tokenizer are {model}, the frontend's {fingerprint or 'unknown'}"
+        return (
+            f"model mismatch: the executor's model and tokenizer are {model}, the frontend's {fingerprint or 'unknown'}"
+        )
 
     # ---- sending -----------------------------------------------------------------------------------------------
 

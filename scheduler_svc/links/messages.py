@@ -16,9 +16,7 @@ MAX_CHOICES = 16
 MAX_REQUEST_ID_BYTES = 256
 
 
-def request_from_submit(
-    submit: session_pb2.Submit, session: int, now: float, vocab_size: int | None = None
-) -> Request:
+def request_from_submit(submit: session_pb2.Submit, session: int, now: float, vocab_size: int | None = None) -> Request:
     """The request in `submit`. `vocab_size` None: no executor has told it yet, the core checks again later."""
     if not submit.request_id or len(submit.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InvalidArgument(f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes", field="request_id")

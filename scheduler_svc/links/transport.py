@@ -138,12 +138,12 @@ class Wire:
         self._sockets.append(monitor)
         return monitor
 
-    def close(self) -> None:
+    def close(self, linger_s: float = 0.0) -> None:
+        """`linger_s`: how long frames that are on their way may still take to leave."""
         for socket in self._sockets:
             if socket.type != zmq.PAIR:
                 socket.disable_monitor()
-        for socket in self._sockets:
-            socket.close(linger=0)
+            socket.close(linger=round(linger_s * 1000))
         self._sockets.clear()
         if self._authenticator is not None:
             self._authenticator.stop()
@@ -183,7 +183,9 @@ class Wire:
     def _serve_curve(self, socket: zmq.Socket) -> None:
         security = self._security
         if security.clients is None or not security.clients.is_dir():
-            raise StartupError("--curve-secret needs --curve-clients, a directory with the public keys of who may connect")
+            raise StartupError(
+                "--curve-secret needs --curve-clients, a directory with the public keys of who may connect"
+            )
         if self._authenticator is None:
             self._authenticator = zmq.auth.thread.ThreadAuthenticator(self._context)
             self._authenticator.start()
@@ -244,9 +246,23 @@ def check_runtime_dir(path: Path) -> None:
     except OSError as error:
         raise StartupError(f"cannot make the runtime directory {folder}: {error.strerror}") from error
     if status.st_uid != os.geteuid():
-        raise StartupError(f"the runtime directory {folder} belongs to uid {status.st_uid}: choose another --runtime-dir")
+        raise StartupError(
+            f"the runtime directory {folder} belongs to uid {status.st_uid}: choose another --runtime-dir"
+        )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise StartupError(
             f"the runtime directory {folder} is open to others (mode {stat.S_IMODE(status.st_mode):04o}): "
             f"chmod 700 {folder}, or choose another --runtime-dir"
         )
+
+
+class Poller:
+    """Waits for several sockets at once."""
+
+    def __init__(self, *sockets: zmq.Socket) -> None:
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        self._poller.poll(round(timeout_s * 1000))
