@@ -74,7 +74,7 @@ MaxWaiting = Annotated[
         envvar="STEPWIRE_MAX_WAITING",
         min=1,
         max=1_000_000,
-        help="Sequences that may wait; then refuse.",
+        help="Sequences that may wait.",
     ),
 ]
 MaxWaitingTokens = Annotated[
@@ -84,7 +84,7 @@ MaxWaitingTokens = Annotated[
         envvar="STEPWIRE_MAX_WAITING_TOKENS",
         min=1,
         max=2**40,
-        help="Tokens that may wait; then refuse.",
+        help="Tokens that may wait.",
     ),
 ]
 PolicyOption = Annotated[
@@ -130,9 +130,7 @@ MetricsHost = Annotated[
 ]
 MetricsPort = Annotated[
     int,
-    typer.Option(
-        "--metrics-port", envvar="STEPWIRE_METRICS_PORT", min=0, max=65_535, help="Prometheus metrics; 0: none."
-    ),
+    typer.Option("--metrics-port", envvar="STEPWIRE_METRICS_PORT", min=0, max=65_535, help="Prometheus; 0: none."),
 ]
 ReadyFile = Annotated[
     Path | None,
@@ -211,53 +209,16 @@ def check_environment(known: Iterable[str], environ: Mapping[str, str] = os.envi
             raise StartupError(f"unknown environment variable {variable}: {hint}")
 
 
-# Read by one service or another: one environment may serve them all. A test compares this with the options there are.
-KNOWN_VARIABLES = frozenset(
-    PREFIX + name
-    for name in [
-        "API_KEYS",
-        "BACKEND",
-        "BIND_BEAT",
-        "BIND_EXECUTOR",
-        "BIND_FRONTEND",
-        "BLOCK_SIZE",
-        "CACHE",
-        "CONNECT",
-        "CONNECT_BEAT",
-        "CURVE_CLIENTS",
-        "CURVE_SECRET",
-        "CURVE_SERVER",
-        "DRAIN_TIMEOUT",
-        "DTYPE",
-        "ENABLE_PREFIX_CACHING",
-        "FENCE_EXIT",
-        "FRONTENDS",
-        "GPU_MEMORY_UTILIZATION",
-        "HOST",
-        "INSECURE_WIRE",
-        "JOURNAL",
-        "KV_DTYPE",
-        "KV_MEMORY",
-        "LOG_LEVEL",
-        "MAX_MODEL_LEN",
-        "MAX_NUM_BATCHED_TOKENS",
-        "MAX_NUM_SEQS",
-        "MAX_WAITING",
-        "MAX_WAITING_TOKENS",
-        "METRICS_HOST",
-        "METRICS_PORT",
-        "MODEL",
-        "NUM_BLOCKS",
-        "PIPELINE_DEPTH",
-        "POLICY",
-        "PORT",
-        "READY_FILE",
-        "RESUME_LIMIT",
-        "RUNTIME_DIR",
-        "SERVED_MODEL_NAME",
-        "STEP_TIMEOUT",
-        "TLS_CERT",
-        "TLS_CLIENT_CA",
-        "TLS_KEY",
-    ]
+# fmt: off
+_NAMES = (
+    "API_KEYS", "BACKEND", "BIND_BEAT", "BIND_EXECUTOR", "BIND_FRONTEND", "BLOCK_SIZE", "CACHE", "CONNECT",
+    "CONNECT_BEAT", "CURVE_CLIENTS", "CURVE_SECRET", "CURVE_SERVER", "DRAIN_TIMEOUT", "DTYPE",
+    "ENABLE_PREFIX_CACHING", "FENCE_EXIT", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE",
+    "JOURNAL", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS",
+    "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT", "MODEL",
+    "NUM_BLOCKS", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESUME_LIMIT", "RUNTIME_DIR",
+    "SERVED_MODEL_NAME", "STEP_TIMEOUT", "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY",
 )
+# fmt: on
+# Read by one service or another: one environment may serve them all. A test compares this with the options there are.
+KNOWN_VARIABLES = frozenset(PREFIX + name for name in _NAMES)
