@@ -1,4 +1,4 @@
-"""The scheduler's Prometheus metrics. Knows nothing of sockets or plans; told a few times a second what the core counts.
+"""The scheduler's Prometheus metrics. Knows nothing of sockets or plans; told a few times a second what counts.
 
 Alone, the process serves them over HTTP. Under a supervisor that sets PROMETHEUS_MULTIPROC_DIR they go to files there
 (prometheus_client decides that at import) and the supervisor serves the whole.

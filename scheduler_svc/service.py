@@ -2,9 +2,9 @@
 
     inbox -> submit, cancel -> while the pipeline has room: plan -> send -> results -> commit -> fan out
 
-Knows the core's face and the links' faces; nothing of blocks or of zmq's options. Its laws: every doubt about the executor
-has one answer (the epoch ends, the core keeps every request); tokens leave only after commit; the next plan leaves before
-the tokens of the last one do.
+Knows the core's face and the links' faces; nothing of blocks or of zmq's options. Its laws: every doubt about the
+executor has one answer (the epoch ends, the core keeps every request); tokens leave only after commit; the next plan
+leaves before the tokens of the last one do.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The scheduler's side of executors: one serves, others stand by, and one answer to every doubt: the epoch ends.
 
-Knows nothing of requests, sequences or blocks. Its laws: plans go to the serving executor only, results are taken from it
-only, in order and of this boot and epoch; whatever else arrives is dropped and counted, or ends the epoch by raising an
-ExecutorError. Loss is seen by four signals: the connection, the heartbeat, the age of the oldest step, what it says.
+Knows nothing of requests, sequences or blocks. Its laws: plans go to the serving executor only, results are taken from
+it only, in order and of this boot and epoch; whatever else arrives is dropped and counted, or ends the epoch by raising
+an ExecutorError. Loss is seen by four signals: the connection, the heartbeat, the age of the oldest step, what it says.
 """
 
 import logging

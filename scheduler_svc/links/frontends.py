@@ -1,8 +1,8 @@
 """The scheduler's side of many frontends: sessions with leases, and one frame per step for each of them.
 
-Knows nothing of plans or executors. Its laws: a hello always begins a new session (and ends the one its sender had, with
-all its requests: the frontend submits again what lives); a frontend that is silent for a lease, gone, or too slow to read
-its frames loses its session; a frame is sent, or kept in order in a bounded queue, or its session ends. Never lost.
+Knows nothing of plans or executors. Its laws: a hello always begins a new session (and ends the one its sender had,
+with all its requests: the frontend submits again what lives); a frontend that is silent for a lease, gone, or too slow
+to read its frames loses its session; a frame is sent, or kept in order in a bounded queue, or its session ends.
 """
 
 import logging
@@ -136,7 +136,7 @@ class FrontendLink:
                 session.pending_bytes -= len(session.pending.popleft())
 
     def publish(self) -> None:
-        """The truth in `welcome` changed: everybody hears it. A frontend with another tokenizer than the model's ends."""
+        """The truth in `welcome` changed: everybody hears it. A frontend with another tokenizer is refused."""
         for session in list(self._by_number.values()):
             reason = self._model_differs(session.fingerprint)
             if reason:
