@@ -4,7 +4,6 @@ A dead child's counters stay in the sums, so that totals only grow; its live gau
 """
 
 from pathlib import Path
-from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -16,22 +15,16 @@ class MergedMetrics:
     def __init__(self, directory: Path):
         self._directory = str(directory)
         self._registry = CollectorRegistry()
-        self._server: WSGIServer | None = None
         MultiProcessCollector(self._registry, path=self._directory)
         self._restarts = Counter(
             "stepwire_deaths", "Ends of child processes, asked for or not", ["process"], registry=self._registry
         )
 
     def serve(self, host: str, port: int) -> int:
-        """Starts to answer, in a thread; the port that it got."""
-        self._server, _ = start_http_server(port, addr=host, registry=self._registry)
-        return self._server.server_port
+        """Starts to answer, in a daemon thread that lives as long as the process; the port that it got."""
+        server, _ = start_http_server(port, addr=host, registry=self._registry)
+        return server.server_port
 
     def died(self, name: str, pid: int) -> None:
         self._restarts.labels(process=name).inc()
         mark_process_dead(pid, path=self._directory)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()

@@ -28,8 +28,8 @@ from scheduler_svc.supervisor.supervisor import Supervisor
 # A frontend ends its streams within the drain timeout; this is for what comes after.
 DRAIN_MARGIN_S = 5.0
 STATUS_PERIOD_S = 0.2
-# A longer path than this does not fit the kernel's socket address (108 bytes), file name and zero byte included.
-MAX_DIRECTORY_LENGTH = 80
+# A socket address holds 108 bytes, the longest file name (executor.sock), a slash and a zero byte included.
+MAX_DIRECTORY_LENGTH = 90
 
 Launch = Callable[[str], list[str]]
 
@@ -87,7 +87,6 @@ class Service:
         finally:
             self.console.status("")
             self._supervisor.kill()
-            metrics.close()
             if self.config.ready_file:
                 self.config.ready_file.unlink(missing_ok=True)
 
@@ -213,7 +212,7 @@ def _metrics_port(config: ServeConfig, console: Console) -> int:
 def _runtime_directory() -> Iterator[Path]:
     """Private (mkdtemp makes it 0700) and short enough for socket addresses."""
     root = runtime_root()
-    if root is not None and len(str(root)) > MAX_DIRECTORY_LENGTH:
+    if root is not None and len(str(root)) + len("/stepwire-xxxxxxxx") > MAX_DIRECTORY_LENGTH:
         root = None
     directory = Path(tempfile.mkdtemp(prefix="stepwire-", dir=root))
     if len(str(directory)) > MAX_DIRECTORY_LENGTH:
