@@ -19,8 +19,8 @@ from scheduler_svc.supervisor import ready
 
 READY_POLL_S = 0.02
 PR_SET_PDEATHSIG = 1
-# How a service says why it cannot start: "stepwire: port 1 is taken", "stepwire executor: ...".
-LAST_WORDS = re.compile(r"stepwire[\w -]*: (.+)")
+# How a service says why it cannot start: "stepwire executor: port 1 is taken", "error: ...".
+LAST_WORDS = re.compile(r"(?:stepwire[\w -]*|error): (.+)", re.IGNORECASE)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 Report = Mapping[str, Any]
@@ -131,7 +131,9 @@ class Child:
     def _heard(self, line: str) -> None:
         if not line:
             return
-        self.last_line = line
+        # Without the frame that some tools draw around an error.
+        if text := line.strip(" │╭╮╰╯─"):
+            self.last_line = text
         # Held back while it may be the reason why serve ends: the operator then reads it once, as serve's last line.
         if not self.was_ready and (match := LAST_WORDS.fullmatch(line)):
             self._say_last_words()

@@ -1,7 +1,7 @@
 """The configuration of `stepwire serve`: the option table filled in from the command line, then the environment.
 
 Invariants: every value is checked here, before anything is started; a STEPWIRE_ variable that no one knows is an error;
-children inherit no STEPWIRE_ variable, what they need is on their command line.
+children inherit only the STEPWIRE_ variables that serve has no option for, the rest is on their command line.
 """
 
 import difflib
@@ -14,8 +14,20 @@ from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor.options import EXECUTOR, FRONTEND, OPTIONS, SCHEDULER, Option, Value
 
 PREFIX = "STEPWIRE_"
-# Read elsewhere: where models are kept.
-OTHER_VARIABLES = ("STEPWIRE_CACHE",)
+# Read by this process, through the model store.
+OWN_VARIABLES = ("STEPWIRE_CACHE",)
+# Options that a single service has and serve has not: the variable is handed on to it.
+SERVICE_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "STEPWIRE_LOG_LEVEL": (SCHEDULER, FRONTEND),
+    "STEPWIRE_MAX_WAITING_TOKENS": (SCHEDULER,),
+    "STEPWIRE_STEP_TIMEOUT": (SCHEDULER,),
+    "STEPWIRE_RESUME_LIMIT": (FRONTEND,),
+    "STEPWIRE_THREADS": (EXECUTOR,),
+    "STEPWIRE_SIM_VOCAB_SIZE": (EXECUTOR,),
+    "STEPWIRE_SIM_STEP_US": (EXECUTOR,),
+    "STEPWIRE_SIM_TOKEN_US": (EXECUTOR,),
+    "STEPWIRE_SIM_KV_US": (EXECUTOR,),
+}
 DEFAULT_PORT = 50051
 DEFAULT_METRICS_PORT = 9464
 
@@ -64,7 +76,7 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
 
 
 def refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = {option.variable for option in OPTIONS} | set(OTHER_VARIABLES)
+    known = {option.variable for option in OPTIONS} | {*OWN_VARIABLES, *SERVICE_VARIABLES}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -72,8 +84,12 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
             raise StartupError(f"unknown environment variable {name}: {hint}")
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+def child_environment(part: str, extra: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(PREFIX) or part in SERVICE_VARIABLES.get(name, ())
+    }
     # Children write to a pipe: without this their lines would arrive in blocks.
     return {**kept, "PYTHONUNBUFFERED": "1", **extra}
 

@@ -1,8 +1,9 @@
-"""From the model's name to a directory on this disk, before any child starts, with progress on the console."""
+"""From what the operator named to a directory on this disk, before any child starts, with progress on the console."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler_svc.supervisor.console import Console
@@ -40,7 +41,20 @@ class ConsoleProgress:
         self._console.line("model", line)
 
 
-def resolve(name: str, console: Console) -> Path:
-    from scheduler_svc.models.store import resolve_model
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    name: str  # what clients call it, unless the operator says otherwise
+    directory: Path
 
-    return resolve_model(name, ConsoleProgress(console))
+
+def resolve(spec: str, console: Console) -> ResolvedModel:
+    from scheduler_svc.models.default_model import NAME
+    from scheduler_svc.models.store import is_default, resolve_model
+
+    directory = resolve_model(spec, ConsoleProgress(console))
+    if is_default(spec):
+        return ResolvedModel(NAME, directory)
+    path = Path(spec).expanduser()
+    if path.exists():
+        return ResolvedModel(path.absolute().name.removesuffix(".gguf"), directory)
+    return ResolvedModel(spec, directory)

@@ -101,7 +101,7 @@ def _executor(name: str, kind: str, help: str, default: str = "", **limits: floa
 
 OPTIONS: tuple[Option, ...] = (
     Option("model", "text", "A directory, a .gguf file or a hub id.", "SmolLM2-135M-Instruct"),
-    Option("served-model-name", "text", "What clients call the model.", "the model's own name", parts=(FRONTEND,)),
+    Option("served-model-name", "text", "What clients call the model.", "the model's own name"),
     Option("host", "text", "Address that the frontends listen on.", "127.0.0.1"),
     Option("port", "int", "Port of the first frontend; the others count up. 0: any free one.", "50051", 0, 65535),
     Option("frontends", "int", "How many frontends.", "1", 1, 64),
@@ -129,7 +129,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("pipeline-depth", "int", "Plans in flight; 1 is for debugging.", "2", 1, 2, parts=(SCHEDULER,)),
     Option("enable-prefix-caching", "flag", "Share KV of equal prefixes.", "on", parts=(SCHEDULER,)),
     Option(
-        "drain-timeout", "float", "Seconds that streams get to finish at the end.", "30", 0, 86400, parts=(FRONTEND,)
+        "drain-timeout",
+        "float",
+        "Seconds that streams get to finish at the end.",
+        "30",
+        0,
+        86400,
+        parts=(FRONTEND, SCHEDULER),
     ),
     Option("tls-cert", "file", "Certificate chain (PEM) of the frontends.", parts=(FRONTEND,)),
     Option("tls-key", "file", "Private key (PEM) of the frontends.", parts=(FRONTEND,)),

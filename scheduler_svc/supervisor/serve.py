@@ -22,16 +22,20 @@ from scheduler_svc.supervisor import ports, ready
 from scheduler_svc.supervisor.child import ChildSpec, Report
 from scheduler_svc.supervisor.config import DEFAULT_METRICS_PORT, ServeConfig, child_environment, runtime_root
 from scheduler_svc.supervisor.console import Console
+from scheduler_svc.supervisor.model import ResolvedModel
 from scheduler_svc.supervisor.options import EXECUTOR, FRONTEND, SCHEDULER
 from scheduler_svc.supervisor.supervisor import Supervisor
 
 # A frontend ends its streams within the drain timeout; this is for what comes after.
 DRAIN_MARGIN_S = 5.0
+# The others have nothing left to finish by then; a scheduler may wait out a dead frontend's lease.
+STOP_GRACE_S = 10.0
 STATUS_PERIOD_S = 0.2
 # A socket address holds 108 bytes, the longest file name (executor.sock), a slash and a zero byte included.
 MAX_DIRECTORY_LENGTH = 90
 
 Launch = Callable[[str], list[str]]
+Resolve = Callable[[str, Console], ResolvedModel]
 
 
 def python_module(part: str) -> list[str]:
@@ -39,14 +43,14 @@ def python_module(part: str) -> list[str]:
     return [sys.executable, "-m", modules[part]]
 
 
-def run(config: ServeConfig, resolve: Callable[[str, Console], Path], launch: Launch = python_module) -> int:
-    """The exit status. `resolve` turns the model's name into a directory, `launch` a part into its command."""
+def run(config: ServeConfig, resolve: Resolve, launch: Launch = python_module) -> int:
+    """The exit status. `resolve` turns what the operator named into a model, `launch` a part into its command."""
     console = Console()
     for i, port in enumerate(config.ports):
         ports.check_free(config.host, port, "--port" if i == 0 else "--port or fewer --frontends")
     metrics_port = _metrics_port(config, console)
     model = resolve(config.model, console)
-    console.say(f"model {config.model or model.name} ready after {console.elapsed_s:.1f} s")
+    console.say(f"model {model.name} · {console.elapsed_s:.1f} s")
     with _runtime_directory() as directory:
         service = Service(config, console, directory, model, metrics_port, launch)
         return asyncio.run(service.run())
@@ -59,7 +63,7 @@ class Service:
     config: ServeConfig
     console: Console
     directory: Path
-    model: Path
+    model: ResolvedModel
     metrics_port: int
     launch: Launch
     _supervisor: Supervisor = field(init=False)
@@ -166,16 +170,22 @@ class Service:
 
 
 def make_specs(
-    config: ServeConfig, directory: Path, model: Path, environ: dict[str, str], launch: Launch
+    config: ServeConfig, directory: Path, model: ResolvedModel, environ: dict[str, str], launch: Launch
 ) -> list[ChildSpec]:
     """What runs. Every child gets what the operator set for it and how to find the others, nothing else."""
-    environment = child_environment(environ)
 
-    def spec(name: str, part: str, arguments: Callable[[Report], list[str]], grace_s: float = 5.0) -> ChildSpec:
+    def spec(
+        name: str, part: str, arguments: Callable[[Report], list[str]], grace_s: float = STOP_GRACE_S
+    ) -> ChildSpec:
         ready_file = directory / f"{name}.ready"
         fixed = ["--ready-file", str(ready_file), *config.forwarded.get(part, ())]
         return ChildSpec(
-            name, part, lambda report: [*launch(part), *arguments(report), *fixed], environment, ready_file, grace_s
+            name,
+            part,
+            command=lambda report: [*launch(part), *arguments(report), *fixed],
+            environ=child_environment(part, environ),
+            ready_file=ready_file,
+            stop_grace_s=grace_s,
         )
 
     def frontend(port: int) -> Callable[[Report], list[str]]:
@@ -184,12 +194,13 @@ def make_specs(
             *("--host", config.host),
             # Chosen by the system in its first life, kept in the next ones: clients know the address.
             *("--port", str(port) if port or not report else report["grpc"].rpartition(":")[2]),
-            *("--model", str(model)),
+            *("--model", str(model.directory)),
+            *("--served-model-name", config.served_model_name or model.name),
         ]
 
     executor = ["--connect", f"ipc://{directory}/executor.sock", "--connect-beat", f"ipc://{directory}/beat.sock"]
     specs = [
-        spec("executor", EXECUTOR, lambda report: [*executor, "--model", str(model)]),
+        spec("executor", EXECUTOR, lambda report: [*executor, "--model", str(model.directory)]),
         spec("scheduler", SCHEDULER, lambda report: ["--runtime-dir", str(directory)]),
     ]
     for i, port in enumerate(config.ports):

@@ -1,7 +1,8 @@
 """Keeps a set of children alive, and ends them in order. It knows what to run from specs; who serves what it does not.
 
 Each child has a keeper, a task that starts it, waits for its end and starts it again. A child that fails in its very
-first start (a positive exit status) is not tried again: the fault is in what the operator asked. A killed one is.
+first start (a positive exit status) is not tried again: the fault is in what the operator asked. One that was killed,
+or says that the fault was in its surroundings, is.
 """
 
 import asyncio
@@ -12,6 +13,9 @@ from collections.abc import Callable, Sequence
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor.child import Child, ChildSpec, describe_status
 from scheduler_svc.supervisor.restart import RestartPolicy
+
+# sysexits' EX_TEMPFAIL: what the child needed was not there, it may be next time.
+EXIT_TRY_AGAIN = 75
 
 
 class Supervisor:
@@ -81,7 +85,7 @@ class Supervisor:
 
     def _after_death(self, child: Child, status: int, lived_s: float) -> float:
         """How long to wait before it is started again; raises when it should not be."""
-        if not child.was_ready and status >= 0:
+        if not child.was_ready and status >= 0 and status != EXIT_TRY_AGAIN:
             raise StartupError(child.why(status))
         policy = self._policies[child.spec.name]
         delay_s = policy.died(time.monotonic(), lived_s)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor.config import read_serve_config
+from scheduler_svc.supervisor.model import ResolvedModel
 from scheduler_svc.supervisor.serve import run
 
 CHILD = Path(__file__).with_name("fake_child.py")
@@ -19,7 +20,7 @@ def main() -> int:
     try:
         return run(
             read_serve_config(arguments),
-            resolve=lambda name, console: Path("/models/fake"),
+            resolve=lambda spec, console: ResolvedModel("fake", Path("/models/fake")),
             launch=lambda part: [sys.executable, "-S", str(CHILD), kinds.get(part, "good")],
         )
     except StartupError as error:

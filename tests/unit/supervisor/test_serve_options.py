@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.errors import StartupError
-from scheduler_svc.supervisor.config import build
+from scheduler_svc.supervisor.config import build, child_environment
 from scheduler_svc.supervisor.options import OPTIONS
 
 # The contract. Scripts rely on these names: adding one is a decision, renaming one breaks somebody.
@@ -28,11 +28,11 @@ def test_nothing_set_forwards_nothing():
 
 
 def test_each_child_gets_only_what_it_knows():
-    arguments = {"max_waiting": "7", "dtype": "int8", "served_model_name": "m", "drain_timeout": "2.5"}
+    arguments = {"max_waiting": "7", "dtype": "int8", "drain_timeout": "2.5"}
     forwarded = build({**arguments, "enable_prefix_caching": False}, {}).forwarded
-    assert forwarded["scheduler"] == ("--max-waiting", "7", "--no-prefix-caching")
+    assert forwarded["scheduler"] == ("--max-waiting", "7", "--no-prefix-caching", "--drain-timeout", "2.5")
     assert forwarded["executor"] == ("--dtype", "int8")
-    assert forwarded["frontend"] == ("--served-model-name", "m", "--drain-timeout", "2.5")
+    assert forwarded["frontend"] == ("--drain-timeout", "2.5")
 
 
 def test_the_command_line_beats_the_environment():
@@ -92,8 +92,15 @@ def test_an_unknown_variable_stops_the_start_and_is_named():
         build({}, {"STEPWIRE_PROT": "1"})
 
 
-def test_the_models_cache_variable_is_known():
-    build({}, {"STEPWIRE_CACHE": "/somewhere"})
+def test_variables_of_one_service_are_known_and_go_to_it_alone(monkeypatch):
+    environ = {"STEPWIRE_CACHE": "/somewhere", "STEPWIRE_STEP_TIMEOUT": "9", "STEPWIRE_PORT": "1", "OTHER": "x"}
+    build({}, environ)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    seen = {part: child_environment(part, {"MORE": "y"}) for part in ("scheduler", "executor", "frontend")}
+    ours = {part: {k for k in variables if k.startswith("STEPWIRE_")} for part, variables in seen.items()}
+    assert ours == {"scheduler": {"STEPWIRE_STEP_TIMEOUT"}, "executor": set(), "frontend": set()}
+    assert all(variables["OTHER"] == "x" and variables["MORE"] == "y" for variables in seen.values())
 
 
 def test_ports_count_up_and_stay_below_65536():

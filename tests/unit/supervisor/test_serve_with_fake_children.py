@@ -181,7 +181,7 @@ def test_a_deaf_child_is_killed_after_its_time_and_the_status_tells(start):
     serve = start("executor=deaf")
     serve.ready()
     assert serve.end() == 1
-    assert "executor   │ did not end within 5 s: killed" in serve.text
+    assert "executor   │ did not end within 10 s: killed" in serve.text
 
 
 def test_no_child_outlives_a_killed_supervisor(start):
