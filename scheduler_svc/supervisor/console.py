@@ -1,5 +1,6 @@
 """What the operator sees: every child's lines under its name and, on a terminal, one status line that is kept last."""
 
+import os
 import sys
 import time
 from typing import TextIO
@@ -35,8 +36,15 @@ class Console:
         """Replaces the status line; without a terminal there is none."""
         if self.is_terminal:
             clear = self._clear()
-            self._status = text
-            self._write(f"{clear}{text}")
+            # A line that wrapped could not be wiped.
+            self._status = text[: self._num_columns() - 1]
+            self._write(f"{clear}{self._status}")
+
+    def _num_columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except OSError:
+            return 80
 
     def _clear(self) -> str:
         return "\r\x1b[K" if self._status else ""

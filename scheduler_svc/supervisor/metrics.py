@@ -8,6 +8,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from scheduler_svc.errors import StartupError
+from scheduler_svc.supervisor import ports
+
 
 class MergedMetrics:
     VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -22,7 +25,11 @@ class MergedMetrics:
 
     def serve(self, host: str, port: int) -> int:
         """Starts to answer, in a daemon thread that lives as long as the process; the port that it got."""
-        server, _ = start_http_server(port, addr=host, registry=self._registry)
+        try:
+            server, _ = start_http_server(port, addr=host, registry=self._registry)
+        except OSError as error:
+            reason = f"cannot serve metrics on {ports.join(host, port)} ({error.strerror})"
+            raise StartupError(f"{reason}: choose another --metrics-port") from None
         return server.server_port
 
     def died(self, name: str, pid: int) -> None:

@@ -30,7 +30,6 @@ class Option:
     default: str = ""  # for the help text only
     low: float = -math.inf
     high: float = math.inf
-    above: bool = False  # `low` itself is excluded
     parts: tuple[str, ...] = ()
 
     @property
@@ -85,14 +84,9 @@ class Option:
         except ValueError:
             kind = "a whole number" if self.kind == "int" else "a number"
             raise StartupError(f"{source} {text!r} is not {kind}") from None
-        inside = self.low < value <= self.high if self.above else self.low <= value <= self.high
-        if not inside or math.isinf(value):
-            raise StartupError(f"{source} {text} is out of range: {self._range()}")
+        if not self.low <= value <= self.high or math.isinf(value):
+            raise StartupError(f"{source} {text} is out of range: {self.low} to {self.high}")
         return value
-
-    def _range(self) -> str:
-        low = f"{'more than ' if self.above else ''}{self.low:g}"
-        return f"{low} or more" if math.isinf(self.high) and not self.above else f"{low} to {self.high:g}"
 
 
 def _executor(name: str, kind: str, help: str, default: str = "", **limits: float) -> Option:
@@ -109,22 +103,21 @@ OPTIONS: tuple[Option, ...] = (
     _executor("dtype", "auto|bfloat16|float16|float32|int8", "Type of the weights.", "auto"),
     _executor("kv-dtype", "auto|fp8|int8", "Type of the KV cache.", "auto"),
     _executor("block-size", "int", "Tokens per KV block.", "16", low=1, high=1024),
-    _executor("num-blocks", "int", "KV blocks; overrides the measured number.", "measured", low=1, high=2**31 - 1),
+    _executor("num-blocks", "int", "KV blocks; overrides the measured number.", "measured", low=1, high=2**24),
     _executor("kv-memory", "size", "Memory for the KV cache, as in 4GiB.", "measured"),
     Option(
         "gpu-memory-utilization",
         "float",
         "Share of the device's memory to use.",
         "0.9",
-        0,
+        0.05,
         1,
-        above=True,
         parts=(EXECUTOR,),
     ),
-    _executor("max-model-len", "int", "Longest sequence, prompt and output.", "the model's", low=1, high=2**31 - 1),
-    _executor("max-num-seqs", "int", "Sequences that run at once.", "256", low=1, high=65536),
-    _executor("max-num-batched-tokens", "int", "Tokens computed in one step.", "2048", low=1, high=2**20),
-    Option("max-waiting", "int", "Requests that may queue.", "1024", 1, 2**20, parts=(SCHEDULER,)),
+    _executor("max-model-len", "int", "Longest sequence, prompt and output.", "the model's", low=1, high=2**24),
+    _executor("max-num-seqs", "int", "Sequences that run at once.", "by backend", low=1, high=2**14),
+    _executor("max-num-batched-tokens", "int", "Tokens computed in one step.", "by backend", low=1, high=2**20),
+    Option("max-waiting", "int", "Requests that may queue.", "1024", 1, 1_000_000, parts=(SCHEDULER,)),
     Option("policy", "fcfs|priority|fair", "Who is admitted first.", "fcfs", parts=(SCHEDULER,)),
     Option("pipeline-depth", "int", "Plans in flight; 1 is for debugging.", "2", 1, 2, parts=(SCHEDULER,)),
     Option("enable-prefix-caching", "flag", "Share KV of equal prefixes.", "on", parts=(SCHEDULER,)),

@@ -49,6 +49,8 @@ def run(config: ServeConfig, resolve: Resolve, launch: Launch = python_module) -
     for i, port in enumerate(config.ports):
         ports.check_free(config.host, port, "--port" if i == 0 else "--port or fewer --frontends")
     metrics_port = _metrics_port(config, console)
+    if config.ready_file:
+        _prepare(config.ready_file)
     model = resolve(config.model, console)
     console.say(f"model {model.name} · {console.elapsed_s:.1f} s")
     with _runtime_directory() as directory:
@@ -207,6 +209,16 @@ def make_specs(
         name = "frontend" if config.frontends == 1 else f"frontend-{i}"
         specs.append(spec(name, FRONTEND, frontend(port), config.drain_timeout_s + DRAIN_MARGIN_S))
     return specs
+
+
+def _prepare(ready_file: Path) -> None:
+    """An old file would tell of another life; a folder that is not there should not be noticed at the end of a start."""
+    try:
+        ready_file.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=f".{ready_file.name}-", dir=ready_file.parent):
+            pass
+    except OSError as error:
+        raise StartupError(f"--ready-file {ready_file} cannot be written ({error.strerror}): choose another") from None
 
 
 def _metrics_port(config: ServeConfig, console: Console) -> int:

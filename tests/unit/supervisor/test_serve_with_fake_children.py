@@ -206,6 +206,20 @@ def test_a_taken_port_is_refused_before_anything_starts(start):
     assert line == f"stepwire: cannot listen on 127.0.0.1:{port} (address already in use): choose another --port"
 
 
+def test_a_ready_file_that_cannot_be_written_is_refused_before_anything_starts(start):
+    serve = start("", "ready_file=/nonexistent/ready")
+    assert serve.process.wait(LIMIT_S) == 1
+    (line,) = serve.text.splitlines()
+    assert line.startswith("stepwire: --ready-file /nonexistent/ready cannot be written (No such file or directory)")
+
+
+def test_an_old_ready_file_is_gone_before_the_service_is_ready(start, tmp_path):
+    (tmp_path / "ready.json").write_text("{}")
+    serve = start("executor=refuse")
+    assert serve.process.wait(LIMIT_S) == 1
+    assert not serve.ready_file.exists()
+
+
 def test_an_unknown_variable_is_refused_by_name(start):
     serve = start(STEPWIRE_COLOUR="blue")
     assert serve.process.wait(LIMIT_S) == 1
