@@ -101,7 +101,7 @@ class Driver:
         for row, count in work:
             row.computed += count
             if row.computed == len(row.tokens):
-                row.logits[row.computed - 1] = next(results)
+                row.logits[row.computed - 1] = next(results).clone()
                 row.tokens.append(int(row.logits[row.computed - 1].argmax()))
 
     def batch(self, work: list[tuple[Row, int]]) -> Batch:
