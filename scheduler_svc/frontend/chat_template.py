@@ -1,9 +1,9 @@
 """Messages to prompt ids, with the model's own chat template.
 
-Contents are text and stay text. Before rendering, every special token spelled out in anything a client sent is replaced
-by a placeholder; after it, whatever special tokens the text has are the template's own and get their aliases, and the
-placeholders become plain text again (see tokenizer.py). The template runs in a child process with bounds on time, memory
-and output. Knows nothing of gRPC.
+Contents are text and stay text. Before rendering, every special token spelled out in anything a client sent is
+replaced by a placeholder; after it, whatever special tokens the text has are the template's own and get their
+aliases, and the placeholders become plain text again (see tokenizer.py). The template runs in a child process with
+bounds on time, memory and output. Knows nothing of gRPC.
 """
 
 import json
