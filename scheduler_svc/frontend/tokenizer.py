@@ -50,7 +50,9 @@ class ModelTokenizer:
             return _encode(self._plain, text, add_special_tokens)
         ids = _encode(self._parsing, text, add_special_tokens)
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] and ids[0] in self.special_ids:
-            del ids[0]  # the text brought its own BOS
+            bare = _encode(self._parsing, text, False)
+            if len(bare) < len(ids) and bare[0] == ids[0]:
+                del ids[0]  # the text brought its own BOS
         return ids
 
     @cached_property
