@@ -145,18 +145,16 @@ async def serve(config: FrontendConfig, service: InferenceService, session: Any)
     ready_file = config.ready_file
     if ready_file is not None:
         server.when_serving(lambda: write_ready_file(ready_file, server.address))
-    await session.start()
+    await asyncio.gather(session.start(), loop.run_in_executor(None, service.chat_template.start))
     try:
         await server.start()
         log.info("listening on %s", server.address)
-        compiling = loop.run_in_executor(None, service.chat_template.start)
         await stopping.wait()
         drain = asyncio.create_task(server.drain())
         rush = asyncio.create_task(hurry.wait())
         await asyncio.wait({drain, rush}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drain, rush):
             task.cancel()
-        await compiling
         await server.stop()
     finally:
         service.close()

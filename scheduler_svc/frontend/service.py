@@ -1,7 +1,8 @@
 """InferenceService: the seven methods, each a few steps over the parts that do the work.
 
-A request's life here: checked, tokenised, resolved, handed to the scheduler's session; its deltas become messages; whatever
-ends it, the session hears of it. Texts are tokenised and templates rendered in threads, with a bound on how much may wait.
+A request's life here: checked, tokenised, resolved, handed to the scheduler's session; its deltas become messages;
+whatever ends it, the session hears of it. Texts are tokenised and templates rendered in threads, with a bound on
+how much may wait.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A validated request, resolved: every default filled in, every number within the model's bounds, ready for the scheduler.
+"""A validated request, resolved: every default filled in, every number in the model's bounds, for the scheduler.
 
 Knows nothing of gRPC or of text beyond stop strings that are special tokens.
 """
