@@ -103,7 +103,7 @@ def _attention_parts(shape: Shape, kv_dtype: torch.dtype, features: dict[str, ob
 
 
 _SCALARS = ("stride_q", "stride_out", "stride_table", "stride_x", "stride_qkv", "max_splits")
-_TABLES = ("table_ptr", "cu_seqlens_ptr", "seq_lens_ptr", "work_ptr", "shared_ptr")
+_TABLES = ("table_ptr", "cu_seqlens_ptr", "seq_lens_ptr", "work_ptr", "shared_ptr", "members_ptr")
 INTS = dict.fromkeys(_SCALARS, "i32") | dict.fromkeys(_TABLES, "*i32")
 FLOATS = {"scale": "fp32", "eps": "fp32", "partial_ptr": "*fp32", "lse_ptr": "*fp32"}
 

@@ -10,12 +10,12 @@ All three are thresholds on x, so drawing is one comparison per token and Gumbel
 
     token = argmax_v  x_v + g_v,     g_v = -log(-log u_v),     u_v = Philox(seed; v, position, choice)
 
-which follows p renormalised over the kept tokens. The noise depends on nothing but (seed, choice, position, token): not on
-the row, the batch, a preemption or a restart. Temperature 0 is the argmax, lowest id on ties.
+which follows p renormalised over the kept tokens. The noise depends on nothing but (seed, choice, position, token): not
+on the row, the batch, a preemption or a restart. Temperature 0 is the argmax, lowest id on ties.
 
 A threshold is found by bisection on integers that order as floats do, at most 32 halvings. Each reads all candidates,
-so tokens that cannot matter are dropped first: of a few cuts below the maximum, the tightest that still holds k tokens, or
-top_p of the mass, leaves those that are searched.
+so tokens that cannot matter are dropped first: of a few cuts below the maximum, the tightest that still holds k tokens,
+or top_p of the mass, leaves those that are searched.
 """
 
 import torch
