@@ -90,7 +90,7 @@ class Option:
 
 
 def _executor(name: str, kind: str, help: str, default: str = "", **limits: float) -> Option:
-    return Option(name, kind, help, default, parts=(EXECUTOR,), **limits)  # type: ignore[arg-type]
+    return Option(name, kind, help, default, parts=(EXECUTOR,), **limits)
 
 
 OPTIONS: tuple[Option, ...] = (
