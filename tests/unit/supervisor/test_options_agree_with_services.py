@@ -1,10 +1,10 @@
 """serve hands options on to services by name: each service must have them, with the same bounds."""
 
 import importlib
-import math
+import typing
 
 import pytest
-import typer
+from typer.models import OptionInfo
 
 from scheduler_svc.supervisor.options import OPTIONS
 
@@ -21,25 +21,36 @@ MODULES = {
 }
 
 
-def parameters(part: str) -> dict:
-    command = typer.main.get_command(importlib.import_module(MODULES[part]).app)
-    return {name: parameter for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+def parameters(part: str) -> dict[str, OptionInfo]:
+    """The options of a service's command, by each of their names."""
+    (command,) = importlib.import_module(MODULES[part]).app.registered_commands
+    found = {}
+    for hint in typing.get_type_hints(command.callback, include_extras=True).values():
+        for info in getattr(hint, "__metadata__", ()):
+            if isinstance(info, OptionInfo):
+                found |= {name: info for declared in info.param_decls or () for name in declared.split("/")}
+    return found
+
+
+def handed_on(part: str, *, in_service: bool) -> set[str]:
+    those = [option for option in OPTIONS if part in option.parts and option.in_service == in_service]
+    return {f"--{o.name}" for o in those} | {f"--{o.off_name}" for o in those if o.kind == "flag"}
 
 
 @pytest.mark.parametrize("part", MODULES)
 def test_the_service_has_every_option_that_serve_hands_on(part):
-    handed_on = {f"--{o.name}" for o in OPTIONS if part in o.parts}
-    handed_on |= {f"--{o.off_name}" for o in OPTIONS if part in o.parts and o.kind == "flag"}
-    assert (handed_on | OWN[part]) - set(parameters(part)) == set()
+    assert (handed_on(part, in_service=True) | OWN[part]) - set(parameters(part)) == set()
+
+
+@pytest.mark.parametrize("part", MODULES)
+def test_an_option_that_serve_refuses_is_in_no_service(part):
+    assert handed_on(part, in_service=False) & set(parameters(part)) == set()
 
 
 @pytest.mark.parametrize("part", MODULES)
 def test_bounds_are_the_same_on_both_sides(part):
     theirs = parameters(part)
     for option in OPTIONS:
-        if part not in option.parts or option.kind not in ("int", "float"):
-            continue
-        parameter = theirs[f"--{option.name}"]
-        low, high = (getattr(parameter.type, name, None) for name in ("min", "max"))
-        assert (-math.inf if low is None else low) == option.low, option.name
-        assert (math.inf if high is None else high) == option.high, option.name
+        if part in option.parts and option.in_service and option.kind in ("int", "float"):
+            info = theirs[f"--{option.name}"]
+            assert (info.min, info.max) == (option.low, option.high), option.name
