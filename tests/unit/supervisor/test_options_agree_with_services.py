@@ -28,7 +28,9 @@ def parameters(part: str) -> dict[str, OptionInfo]:
     for hint in typing.get_type_hints(command.callback, include_extras=True).values():
         for info in getattr(hint, "__metadata__", ()):
             if isinstance(info, OptionInfo):
-                found |= {name: info for declared in info.param_decls or () for name in declared.split("/")}
+                # Inside Annotated the first declaration sits where a default would be.
+                declared = [d for d in (info.default, *(info.param_decls or ())) if isinstance(d, str)]
+                found |= {name: info for names in declared for name in names.split("/")}
     return found
 
 
