@@ -8,7 +8,7 @@ how much may wait.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -260,7 +260,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     # ---- life ----
 
     @contextlib.contextmanager
-    def _stream_slot(self) -> "AsyncIterator[_Slot] | Any":
+    def _stream_slot(self) -> "Iterator[_Slot]":
         """One open stream, from its arrival to its end, however it ends."""
         if self._is_draining:
             raise self._draining()
