@@ -170,6 +170,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         except RequestError:
             slot.outcome = "failed"
             raise
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            # The second is what a write to a client that is gone ends with.
+            left_s = context.time_remaining()
+            slot.outcome = "deadline" if left_s is not None and left_s <= 0 else "disconnected"
+            raise
         finally:
             stream.cancel()
 
@@ -297,7 +302,7 @@ class _Slot:
 
     def __init__(self, began_at: float):
         self.began_at = began_at
-        self.outcome = "disconnected"  # until something better is known
+        self.outcome = "failed"  # until something better is known
         self._metrics: FrontendMetrics | None = None
 
     def submitted(self, metrics: FrontendMetrics) -> None:

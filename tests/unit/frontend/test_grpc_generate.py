@@ -253,7 +253,8 @@ async def test_a_client_that_leaves_frees_its_request(tmp_path, how):
         assert not r.session.live
         value = r.service.metrics.registry.get_sample_value
         assert value("stepwire_frontend_active_streams") == 0
-        assert value("stepwire_frontend_requests_total", {"finish_reason": "disconnected"}) == 1
+        reason = "deadline" if how == "deadline" else "disconnected"
+        assert value("stepwire_frontend_requests_total", {"finish_reason": reason}) == 1
 
 
 async def test_a_client_that_leaves_during_a_write_frees_its_request(tmp_path):
