@@ -155,7 +155,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         pace = _Pace(self.metrics, slot.began_at, len(generation.choices))
         try:
             while not generation.is_over:
-                for delta in await stream.read():
+                deltas = await stream.read()
+                assert deltas, "the session has nothing more to say, and a choice is open"
+                for delta in deltas:
                     cached = stream.started.num_cached_tokens if stream.started is not None else 0
                     choice = generation.choices[delta.index]
                     pace.tokens(delta.index, len(delta.token_ids))
