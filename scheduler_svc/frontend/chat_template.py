@@ -187,6 +187,7 @@ class _Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
+        assert self._process.stdout is not None
         self._answers = select.poll()
         self._answers.register(self._process.stdout, select.POLLIN | select.POLLHUP)
         setup = {"template": source, "cpu_s": CPU_LIMIT_S, "memory_bytes": MEMORY_LIMIT_BYTES}

@@ -128,7 +128,7 @@ class FakeSession:
         self.welcome: session_pb2.Welcome | None = session_pb2.Welcome(
             executor_ready=True,
             geometry=step_pb2.Geometry(
-                num_blocks=20, block_size=16, max_num_seqs=8, max_model_len=max_model_len,
+                num_blocks=max(20, max_model_len // 16 + 1), block_size=16, max_num_seqs=8, max_model_len=max_model_len,
                 max_num_batched_tokens=64, vocab_size=vocab_size,
             ),
             model=step_pb2.ModelIdentity(architecture="TinyForCausalLM", dtype="float32"),

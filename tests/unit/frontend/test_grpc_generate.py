@@ -91,7 +91,6 @@ async def test_stop_token_counts_and_has_no_text(tmp_path):
 @pytest.mark.parametrize("per_step", [1, 3, 50])
 async def test_stop_string_across_tokens(tmp_path, per_step):
     async with rig(tmp_path, max_model_len=2**20) as r:
-        r.session.welcome.geometry.num_blocks = 2**17
         tokens = spelled(r.tokenizer, "a", "b", "c", "X", "Y", "d", "e")
         r.session.script = script_of(*tokens)
         r.session.tokens_per_step = per_step
@@ -187,7 +186,6 @@ async def test_logprobs(tmp_path):
 
 async def test_a_slow_reader_gets_everything_in_few_messages(tmp_path):
     async with rig(tmp_path, script_of(*range(70, 90)), max_model_len=6000) as r:
-        r.session.welcome.geometry.num_blocks = 1000
         r.session.tokens_per_step = 5000
         messages = await r.collect(generate(stopping=stopping(max_tokens=5000, ignore_eos=True)))
         assert len(ids_of(messages)) == 5000
@@ -211,7 +209,7 @@ async def test_chat_renders_the_template(tmp_path):
 
 
 async def test_cancel_ends_the_stream_kindly(tmp_path):
-    async with rig(tmp_path) as r:
+    async with rig(tmp_path, max_model_len=2**20) as r:
         call = r.stub.Generate(generate(request_id="a", stopping=stopping(ignore_eos=True)))
         await call.read()
         r.session.gate.clear()
@@ -255,13 +253,13 @@ async def test_a_client_that_leaves_frees_its_request(tmp_path, how):
         assert not r.session.live
         value = r.service.metrics.registry.get_sample_value
         assert value("stepwire_frontend_active_streams") == 0
-        assert value("stepwire_frontend_requests_total", {"finish_reason": "disconnected"}) == 1
+        reason = "deadline" if how == "deadline" else "disconnected"
+        assert value("stepwire_frontend_requests_total", {"finish_reason": reason}) == 1
 
 
 async def test_a_client_that_leaves_during_a_write_frees_its_request(tmp_path):
     """Nobody reads: the server ends up blocked in a write, where a cancel comes as another exception."""
     async with rig(tmp_path, max_model_len=2**20) as r:
-        r.session.welcome.geometry.num_blocks = 2**17
         r.session.tokens_per_step = 512
         options = pb.ResponseOptions(logprobs=20)
         call = r.stub.Generate(generate(response=options, stopping=stopping(ignore_eos=True)))
@@ -292,7 +290,7 @@ async def test_a_client_that_leaves_during_a_write_frees_its_request(tmp_path):
     ],
 )
 async def test_errors_after_tokens_and_before(tmp_path, error, code, retry):
-    async with rig(tmp_path) as r:
+    async with rig(tmp_path, max_model_len=2**20) as r:
         r.session.refuse_with = error
         found = await r.refusal(generate())
         assert (found.code, found.retry_after_s) == (code, retry)

@@ -17,7 +17,7 @@ from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
-from scheduler_svc.frontend.server import NAMES, FrontendServer, serve, write_ready_file
+from scheduler_svc.frontend.server import NAMES, FrontendServer, check_ready_file, serve, write_ready_file
 from scheduler_svc.frontend.service import InferenceService
 from tests.unit.frontend import tiny_models
 from tests.unit.frontend.fake_session import FakeSession
@@ -178,6 +178,15 @@ def test_ready_files_appear_whole(tmp_path):
     write_ready_file(path, "127.0.0.1:2")
     assert json.loads(path.read_text())["grpc"] == "127.0.0.1:2"
     assert [p.name for p in tmp_path.iterdir()] == ["ready.json"]
+
+
+def test_a_ready_file_that_cannot_be_written_is_one_clear_line(tmp_path):
+    with pytest.raises(StartupError, match="--ready-file"):
+        check_ready_file(tmp_path / "nowhere" / "ready.json")
+    old = tmp_path / "ready.json"
+    old.write_text("{}")
+    check_ready_file(old)
+    assert not list(tmp_path.iterdir())
 
 
 def test_addresses():
