@@ -60,7 +60,9 @@ class Case:
         specialised = [
             name
             for name, kind in self.signature.items()
-            if name in self.kernel.arg_names and name not in self.unaligned and (kind[0] == "*" or "stride" in name)
+            if name in self.kernel.arg_names
+            and name not in self.unaligned
+            and (kind[0] == "*" or "stride" in name or name == "vocab")
         ]
         object.__setattr__(self, "aligned", tuple(specialised))
 
@@ -222,13 +224,15 @@ def logit_cases(arch: int) -> Iterator[Case]:
     outputs = {"ids_ptr": "*i32", "max_ptr": "*fp32", "tokens_ptr": "*i32", "scratch_ptr": "*fp32"}
     types = INTS | FLOATS | rules | keys | outputs | {"positions_ptr": "*i32", "stride_logits": "i32"}
     wide = {"BLOCK": logits.BLOCK}
+    for kind in ("bf16", "fp32"):
+        common = types | {"logits_ptr": f"*{kind}", "vocab": "i32"}
+        constants = {"BLOCK": sample.BLOCK, "CANDIDATES": sample.CANDIDATES}
+        yield Case("sample", kind, sample.sample_kernel, common, constants, sample.NUM_WARPS)
     for vocab in (49152, 128256):
         for kind in ("bf16", "fp32"):
             common = types | {"logits_ptr": f"*{kind}"}
             label = f"V{vocab} {kind}"
             yield Case("argmax", label, logits.argmax_kernel, common, wide | {"V": vocab}, logits.NUM_WARPS)
-            constants = {"V": vocab, "BLOCK": sample.BLOCK, "CANDIDATES": sample.CANDIDATES}
-            yield Case("sample", label, sample.sample_kernel, common, constants, sample.NUM_WARPS)
         common = types | {"logits_ptr": "*fp32"}
         constants = wide | {"V": vocab, "WORDS": -(-vocab // 32), "IN_PROMPT": logits.IN_PROMPT}
         yield Case("penalty", f"V{vocab}", logits.penalty_kernel, common, constants, logits.NUM_WARPS)
@@ -238,7 +242,7 @@ def logit_cases(arch: int) -> Iterator[Case]:
         drawn = {"V": vocab}
         yield Case("count_drawn", f"V{vocab}", logits.count_drawn_kernel, common, drawn, 1, scattered=True)
     counting = types | {"length": "i32", "amount": "i32"}
-    yield Case("count", "", logits.count_kernel, counting, {"BLOCK": 1024}, 4, unaligned=frozenset({"length"}))
+    yield Case("count", "", logits.count_kernel, counting, {"BLOCK": 1024}, 4, scattered=True)
     block = 2 * LLAMA_8B.block_size * LLAMA_8B.kv_heads * LLAMA_8B.head_size * 2
     types = {"cache_ptr": "*i32", "pairs_ptr": "*i32"}
     constants = {"BYTES": block, "CHUNK": blocks.CHUNK}

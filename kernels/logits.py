@@ -1,10 +1,10 @@
 """From raw logits to the logits that are drawn from, and what is read off the raw ones.
 
     argmax:     the lowest id among the largest logits      lse: log sum_v e^x_v      so that  logprob(v) = x_v - lse
+    edits:      x + value of single ids, while the row has fewer than `until` output tokens (bias; bans are -inf)
     repetition: x > 0 ? x / r : x * r                        of tokens seen in the prompt or the output
     frequency:  x - f * count         presence: x - p        of tokens in the output
     allowed:    -inf for ids that are not in the row's bit mask
-    edits:      x + value of single ids, while the row has fewer than `until` output tokens (bias; bans are -inf)
 
 Everything is float32 and in place. R rows of the device's tables, B drawing rows of a step, V vocabulary.
 """
@@ -18,6 +18,7 @@ BLOCK = 4096
 NUM_WARPS = 8
 # A token's entry in the table of counts: how often it is in the output, plus this if it is in the prompt.
 IN_PROMPT = 1 << 24
+LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -113,7 +114,9 @@ def penalty_kernel(
     if penalised:
         count = tl.load(counts_ptr + row * V + col, mask=col < V, other=0)
         drawn = count % IN_PROMPT
-        x = tl.where(count > 0, tl.where(x > 0, x / repetition, x * repetition), x)
+        # A ban stays what it is; anything else stays finite.
+        scaled = tl.maximum(tl.minimum(tl.where(x > 0, x / repetition, x * repetition), LARGEST), -LARGEST)
+        x = tl.where((count > 0) & (x > float("-inf")), scaled, x)
         x = x - frequency * drawn.to(tl.float32) - tl.where(drawn > 0, presence, 0.0)
     if masked:
         word = tl.load(allowed_ptr + row * WORDS + col // 32, mask=col < V, other=0)
@@ -166,22 +169,10 @@ class LogitRules:
 
 @torch.no_grad()
 def apply_rules(logits: torch.Tensor, rows: torch.Tensor, rules: LogitRules) -> torch.Tensor:
-    """Penalties, masks and edits of `rows` int32 [B] (-1: padding) on `logits` float32 [B, V] contiguous, in place."""
+    """Edits, penalties and masks of `rows` int32 [B] (-1: padding) on `logits` float32 [B, V] contiguous, in place."""
     batch, vocab = logits.shape
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise ValueError("logits that rules change must be contiguous float32")
-    penalty_kernel[(batch, triton.cdiv(vocab, BLOCK))](
-        logits,
-        rows,
-        rules.penalties,
-        rules.counts,
-        rules.allowed,
-        V=vocab,
-        WORDS=rules.allowed.shape[1],
-        IN_PROMPT=IN_PROMPT,
-        BLOCK=BLOCK,
-        num_warps=NUM_WARPS,
-    )
     edit_kernel[(batch,)](
         logits,
         rows,
@@ -194,5 +185,17 @@ def apply_rules(logits: torch.Tensor, rows: torch.Tensor, rules: LogitRules) -> 
         E=rules.edit_ids.shape[1],
         BLOCK=128,
         num_warps=1,
+    )
+    penalty_kernel[(batch, triton.cdiv(vocab, BLOCK))](
+        logits,
+        rows,
+        rules.penalties,
+        rules.counts,
+        rules.allowed,
+        V=vocab,
+        WORDS=rules.allowed.shape[1],
+        IN_PROMPT=IN_PROMPT,
+        BLOCK=BLOCK,
+        num_warps=NUM_WARPS,
     )
     return logits

@@ -97,47 +97,49 @@ def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
-_PHILOX_ROUNDS, _WORD = 10, 0xFFFFFFFF
+_WORD, _LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
-def philox(seed: int, counters: tuple[torch.Tensor, int, int]) -> torch.Tensor:
-    """First word of Philox-4x32-10 for counters (token, position, choice, 0): int64 holding 32 bits."""
-    c0 = counters[0].long() & _WORD
-    c1, c2, c3 = (torch.full_like(c0, value & _WORD) for value in (counters[1], counters[2], 0))
-    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
-
-    def multiply(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-        # 32 x 32 -> 64 bits by halves: torch has no unsigned 64-bit product.
-        low, high = x * (factor & 0xFFFF), x * (factor >> 16)
-        middle = low + ((high & 0xFFFF) << 16)
-        return (high >> 16) + (middle >> 32), middle & _WORD
-
-    for _ in range(_PHILOX_ROUNDS):
-        high_a, low_a = multiply(c0, 0xD2511F53)
-        high_b, low_b = multiply(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
-        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
-    return c0
+def mix64(x: int) -> int:
+    """SplitMix64's finaliser."""
+    x = (x + 0x9E3779B97F4A7C15) & _LONG
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _LONG
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _LONG
+    return x ^ (x >> 31)
 
 
-def gumbel(seed: int, choice: int, position: int, token: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise of each id in `token`, float64: a function of nothing else."""
-    u = ((philox(seed, (token, position, choice)) >> 9).double() + 0.5) / 2**23
-    return -torch.log(-torch.log(u))
+def mix32(x: int) -> int:
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)
+
+
+def noise_bits(seed: int, choice: int, position: int, token: int) -> int:
+    """32 random bits: a function of these four and nothing else."""
+    key = mix64(mix64(mix64(seed) ^ choice) ^ position)
+    scattered = mix32(token * 0x9E3779B1 & _WORD)
+    return mix32((scattered ^ (key & _WORD)) * ((key >> 32) | 1) & _WORD)
+
+
+def race_noise(seed: int, choice: int, position: int, num_tokens: int) -> torch.Tensor:
+    """-log e of tokens 0 .. num_tokens - 1, e standard exponential; float64."""
+    bits = torch.tensor([noise_bits(seed, choice, position, v) for v in range(num_tokens)], dtype=torch.float64)
+    return -torch.log(-torch.log1p(-(bits + 0.5) / 2**32))
 
 
 def kept_tokens(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
     """Boolean [V]: which tokens can be drawn, by sorting. Ties with the last kept token are kept."""
     x = logits.double() / temperature
     keep = x > -torch.inf
+    if min_p > 0:
+        keep &= x >= x.max() + torch.log(torch.tensor(min_p, dtype=torch.float64))
     if top_k:
-        keep &= x >= torch.sort(x, descending=True).values[min(top_k, int(keep.sum())) - 1]
+        kept = torch.where(keep, x, -torch.inf)
+        keep &= x >= torch.sort(kept, descending=True).values[min(top_k, int(keep.sum())) - 1]
     if top_p < 1:
         p, order = torch.where(keep, torch.softmax(x, -1), 0).sort(descending=True)
         enough = p.cumsum(0) >= top_p * p.sum()
         keep &= x >= x[order[int(enough.int().argmax())]]
-    if min_p > 0:
-        keep &= x >= x.max() + torch.log(torch.tensor(min_p, dtype=torch.float64))
     return keep
 
 
@@ -147,7 +149,7 @@ def sample(logits: torch.Tensor, params: tuple[float, float, float, int], key: t
     if temperature == 0:
         return int((logits == logits.max()).int().argmax())
     keep = kept_tokens(logits, temperature, top_k, top_p, min_p)
-    noise = gumbel(*key, torch.arange(len(logits)))
+    noise = race_noise(*key, len(logits))
     return int(torch.where(keep, logits.double() / temperature + noise, -torch.inf).argmax())
 
 

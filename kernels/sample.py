@@ -2,13 +2,13 @@
 
 With x = logits / temperature and p = softmax(x), a token is kept when it passes all of
 
-    top-k:  x >= the k-th largest x                              ties with it are kept
-    top-p:  x >= t, t the largest value with sum_{x >= t} p >= top_p * (mass of what top-k kept)
     min-p:  p >= min_p * max p,  that is  x >= max x + log min_p
+    top-k:  x >= the k-th largest x of these                     ties with it are kept
+    top-p:  x >= t, t the largest value with sum_{x >= t} p >= top_p * (mass of what top-k kept)
 
-All three are thresholds on x, so drawing is one comparison per token and Gumbel's trick:
+All three are thresholds on x, so drawing is one comparison per token and an exponential race (Gumbel's trick):
 
-    token = argmax_v  x_v + g_v,     g_v = -log(-log u_v),     u_v = Philox(seed; v, position, choice)
+    token = argmax_v  x_v - log e_v,     e_v = -log(1 - u_v),     u_v = (bits(seed, choice, position, v) + 1/2) / 2^32
 
 which follows p renormalised over the kept tokens. The noise depends on nothing but (seed, choice, position, token): not
 on the row, the batch, a preemption or a restart. Temperature 0 is the argmax, lowest id on ties.
@@ -23,11 +23,11 @@ import triton
 import triton.language as tl
 
 # Columns read at once, warps for them, and the most candidates that are copied aside; more are searched in place.
-BLOCK = 4096
+BLOCK = 8192
 NUM_WARPS = 16
-CANDIDATES = 4096
-# The largest Gumbel number that 23 random bits make is below this: a block that trails by more cannot win.
-MAX_GUMBEL = tl.constexpr(16.7)
+CANDIDATES = 8192
+# -log e of the smallest u, 2^-33, is below this: a block that trails by more cannot win.
+MAX_NOISE = tl.constexpr(22.9)
 
 
 @triton.jit
@@ -43,12 +43,41 @@ def unordered(key):
 
 
 @triton.jit
-def gumbel(seed, choice, position, token):
-    """One number per token. 23 bits and a half keep u inside (0, 1) in float32, so the result is finite."""
-    zero = token * 0
-    bits, _, _, _ = tl.philox(seed, token, zero + position, zero + choice, zero)
-    u = ((bits.to(tl.uint32, bitcast=True) >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
-    return -tl.log(-tl.log(u))
+def mix64(x):
+    """SplitMix64's finaliser."""
+    x = x + 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def mix32(x):
+    """A permutation of 32 bits in which each input bit moves every output bit."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def draw_key(seed, choice, position):
+    """uint64 of (seed, choice, position); the seed's bits come as int64."""
+    key = mix64(seed.to(tl.uint64, bitcast=True))
+    return mix64(mix64(key ^ choice.to(tl.uint64)) ^ position.to(tl.uint64))
+
+
+@triton.jit
+def race_noise(key, token):
+    """-log e of each token. Small u are exact in float32, and they are the ones that win."""
+    low = (key & 0xFFFFFFFF).to(tl.uint32)
+    high = (key >> 32).to(tl.uint32)
+    scattered = mix32(token.to(tl.uint32, bitcast=True) * 0x9E3779B1)
+    bits = mix32((scattered ^ low) * (high | 1))
+    u = (bits.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
+    # log(1 - u) loses what matters when u is small; three terms of its series do not.
+    late = -tl.log(tl.maximum(1.0 - u, 1e-30))
+    e = tl.where(u < 0.0078125, u * (1.0 + u * (0.5 + u * 0.3333333333)), late)
+    return -tl.log(e)
 
 
 @triton.jit
@@ -112,14 +141,14 @@ def copy_above(ptr, length, inverse_temperature, threshold, to_ptr, BLOCK: tl.co
 
 
 @triton.jit
-def survey(ptr, inverse_temperature, V: tl.constexpr, BLOCK: tl.constexpr):
+def survey(ptr, vocab, inverse_temperature, BLOCK: tl.constexpr):
     """(largest x, its lowest id, sum of e^(x - largest), how many are finite) of a row."""
     top = float("-inf")
     top_id = 0
     total = 0.0
     finite = 0
-    for start in range(0, V, BLOCK):
-        x = load_scaled(ptr, start, V, inverse_temperature, BLOCK)
+    for start in range(0, vocab, BLOCK):
+        x = load_scaled(ptr, start, vocab, inverse_temperature, BLOCK)
         block_top, where = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
         new = tl.maximum(top, block_top)
         ref = tl.where(new == float("-inf"), 0.0, new)
@@ -141,7 +170,7 @@ def sample_kernel(
     choices_ptr,
     positions_ptr,
     stride_logits,
-    V: tl.constexpr,
+    vocab,
     BLOCK: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
@@ -152,45 +181,50 @@ def sample_kernel(
     top_p = tl.load(params_ptr + row * 3 + 1)
     min_p = tl.load(params_ptr + row * 3 + 2)
     inverse = tl.where(temperature > 0, 1.0 / tl.where(temperature > 0, temperature, 1.0), 1.0)
-    top, top_id, total, finite = survey(logits, inverse, V, BLOCK)
-    if temperature <= 0:
+    top, top_id, total, finite = survey(logits, vocab, inverse, BLOCK)
+    # Not-a-number shows in the total, and so does a row of which nothing is allowed: there is nothing to draw.
+    top_id = tl.where((total > 0) & (total < float("inf")), top_id, -1)
+    if (temperature <= 0) | (top_id < 0):
         tl.store(tokens_ptr + row, top_id)
         return
 
     # -- the threshold --
+    floor = -3.0e38
+    if min_p > 0:
+        floor = top + tl.log(min_p)
+        finite, total = above(logits, vocab, inverse, top, floor, BLOCK)
     top_k = tl.minimum(tl.load(top_k_ptr + row), finite)
-    threshold = -3.0e38
+    threshold = floor
     if (top_k > 0) | (top_p < 1):
         # Tightest cut of 4, 8, ... 64 below the top that keeps all that can matter; e^-64 is nothing beside the top.
         need = tl.where(top_k > 0, 0.0, top_p * total)
         gap = 4.0
-        count, mass = above(logits, V, inverse, top, top - gap, BLOCK)
+        low = tl.maximum(top - gap, floor)
+        count, mass = above(logits, vocab, inverse, top, low, BLOCK)
         while ((count < top_k) | (mass < need)) & (gap < 64):
             gap = gap * 2
-            count, mass = above(logits, V, inverse, top, top - gap, BLOCK)
-        low = tl.where((count < top_k) | (mass < need), -3.0e38, top - gap)
-        if (count <= CANDIDATES) & (low > -3.0e38):
+            low = tl.maximum(top - gap, floor)
+            count, mass = above(logits, vocab, inverse, top, low, BLOCK)
+        is_cut = (count >= top_k) & (mass >= need)
+        if is_cut & (count <= CANDIDATES):
             scratch = scratch_ptr + row * CANDIDATES
-            copy_above(logits, V, inverse, low, scratch, BLOCK)
+            copy_above(logits, vocab, inverse, low, scratch, BLOCK)
             # The copy is read by other threads of this program.
             tl.debug_barrier()
             threshold = top_k_top_p(scratch, count, 1.0, top, low, top_k, top_p, total, BLOCK)
         else:
-            threshold = top_k_top_p(logits, V, inverse, top, low, top_k, top_p, total, BLOCK)
-    if min_p > 0:
-        threshold = tl.maximum(threshold, top + tl.log(min_p))
+            low = tl.where(is_cut, low, floor)
+            threshold = top_k_top_p(logits, vocab, inverse, top, low, top_k, top_p, total, BLOCK)
 
     # -- the draw --
-    seed = tl.load(seeds_ptr + row)
-    choice = tl.load(choices_ptr + row)
-    position = tl.load(positions_ptr + row)
+    key = draw_key(tl.load(seeds_ptr + row), tl.load(choices_ptr + row), tl.load(positions_ptr + row))
     best = float("-inf")
     best_id = top_id
-    for start in range(0, V, BLOCK):
-        x = load_scaled(logits, start, V, inverse, BLOCK)
+    for start in range(0, vocab, BLOCK):
+        x = load_scaled(logits, start, vocab, inverse, BLOCK)
         x = tl.where(x >= threshold, x, float("-inf"))
-        if tl.max(x, 0) + MAX_GUMBEL > best:
-            noisy = x + gumbel(seed, choice, position, start + tl.arange(0, BLOCK))
+        if tl.max(x, 0) + MAX_NOISE > best:
+            noisy = x + race_noise(key, start + tl.arange(0, BLOCK))
             block_best, where = tl.max(noisy, 0, return_indices=True, return_indices_tie_break_left=True)
             best_id = tl.where(block_best > best, start + where, best_id)
             best = tl.maximum(best, block_best)
@@ -209,7 +243,7 @@ def sample(
     scratch: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draw a token for each row of `logits` [B, V], any float type. Returns int32 [B].
+    """Draw a token for each row of `logits` [B, V], any float type. Returns int32 [B]; -1 where logits are no numbers.
 
     params     float32 [B, 3]: temperature (0 is greedy), top_p (1 is off), min_p (0 is off)
     top_k      int32 [B], 0 is off
@@ -230,7 +264,7 @@ def sample(
         choices,
         positions,
         logits.stride(0),
-        V=vocab,
+        vocab,
         BLOCK=BLOCK,
         CANDIDATES=CANDIDATES,
         num_warps=NUM_WARPS,
