@@ -70,10 +70,10 @@ class BlockPool:
                 del self._cached[block]
             self.num_refs[block] += 1
 
-    def name(self, block: int) -> None:
-        """The prefix index names this owned block from now on."""
-        assert self.num_refs[block], block
-        self.is_named[block] = 1
+    def name(self, blocks: Iterable[int]) -> None:
+        """The prefix index names these owned blocks from now on."""
+        for block in blocks:
+            self.is_named[block] = 1
 
     def give_back(self, blocks: list[int]) -> None:
         """One owner less for each block of a table, given in the order of the table."""

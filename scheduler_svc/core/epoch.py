@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from scheduler_svc.core.contract import Geometry, Limits
 from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.policy import WaitingQueue
-from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.rows import Roster, Rows
 from scheduler_svc.core.sequence import Sequence, State
 
@@ -38,10 +37,8 @@ class Epoch:
         self.boot_id = boot_id
         self.number = number
         self._queue = queue
-        index = None
-        if limits.prefix_caching:
-            index = PrefixIndex(limits.hash_key, geometry.num_blocks, geometry.block_size)
-        self.memory = Memory(geometry.num_blocks, geometry.block_size, index)
+        hash_key = limits.hash_key if limits.prefix_caching else None
+        self.memory = Memory(geometry.num_blocks, geometry.block_size, hash_key)
         # Every live row decodes one token at least: rows never exceed the token budget.
         self.rows = Rows(min(geometry.max_num_seqs, geometry.max_num_batched_tokens), geometry.block_size)
         self.in_flight: deque[Step] = deque()
@@ -149,7 +146,7 @@ class Epoch:
         self.num_stored -= int(self.rows.num_computed[row])
         self.worst_blocks -= sequence.worst_blocks
         self.protected_blocks -= sequence.worst_blocks * sequence.protected
-        self.rows.leave(sequence)
+        self.rows.leave(sequence, self.memory.tokens)
         self.releases.append(row)
         self._wake(sequence)
 
@@ -195,7 +192,7 @@ class Epoch:
             assert computed <= rows.last[row], story
             assert len(s.blocks) <= s.worst_blocks, story
             assert s.num_published <= min(computed, committed) // size, story
-            assert committed - 1 - size <= s.num_logged <= committed, story
+            assert s.num_logged <= committed, story
             if rows.stride[row]:
                 pending = sum(row in step.roster.rows and s.seat in step.roster.seats for step in self.in_flight)
                 assert computed + 1 == committed + pending, story

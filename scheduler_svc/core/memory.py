@@ -16,10 +16,13 @@ from scheduler_svc.core.sequence import Sequence
 
 
 class Memory:
-    def __init__(self, num_blocks: int, block_size: int, index: PrefixIndex | None):
+    def __init__(self, num_blocks: int, block_size: int, hash_key: bytes | None):
+        """`hash_key` None: nothing is shared but between the choices of one request."""
         self.block_size = block_size
-        self.index = index
-        self.pool = BlockPool(num_blocks, index.forget) if index else BlockPool(num_blocks)
+        # What each block holds, once it was full.
+        self.tokens = np.zeros((num_blocks, block_size), np.int32)
+        self.index = PrefixIndex(hash_key, self.tokens) if hash_key is not None else None
+        self.pool = BlockPool(num_blocks, self.index.forget) if self.index is not None else BlockPool(num_blocks)
 
     # ---- before admission --------------------------------------------------------------------------------------
 
@@ -75,28 +78,20 @@ class Memory:
             keys, tokens = self._hash(sequence)
             self._publish(sequence, first, end, keys[first * KEY_BYTES :], tokens)
 
-    def publish_drawn(self, sequences: list[Sequence], rows: Rows, row_indices: np.ndarray) -> None:
-        """In each of these rows the next block has become full of drawn tokens that are computed; logs them too."""
-        tokens = rows.last_block(row_indices)
-        ends = rows.committed[row_indices] - 1
-        row_bytes = self.block_size * 4
-        data = tokens.tobytes()
-        for i, (sequence, end) in enumerate(zip(sequences, ends.tolist(), strict=True)):
-            fresh = (end - sequence.num_logged) * 4
-            sequence.log += data[(i + 1) * row_bytes - fresh : (i + 1) * row_bytes]
-            sequence.num_published += 1
-            sequence.keys = None
-        if self.index is None:
-            return
-        which = ends // self.block_size - 1
-        chains = self.index.next_hashes(rows.chain[row_indices], which, tokens)
-        rows.chain[row_indices] = chains
-        keys = chains.tobytes()
-        blocks = [sequence.blocks[b] for sequence, b in zip(sequences, which.tolist(), strict=True)]
-        self.index.hold(blocks, tokens)
-        for i, (sequence, block) in enumerate(zip(sequences, blocks, strict=True)):
-            if self.index.publish(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], block, sequence.state_of_request.root):
-                self.pool.name(block)
+    def publish_drawn(self, rows: Rows, full: np.ndarray) -> None:
+        """In each of these rows the next block has become full of drawn tokens that are computed."""
+        tokens = rows.last_block(full)
+        which = (rows.committed[full] - 1) // self.block_size - 1
+        sequence_at = rows.sequence
+        blocks = [
+            sequence_at[row].blocks[block]  # type: ignore[union-attr]
+            for row, block in zip(full.tolist(), which.tolist(), strict=True)
+        ]
+        self.tokens[blocks] = tokens
+        if self.index is not None:
+            chains = self.index.next_hashes(rows.chain[full], which, tokens)
+            rows.chain[full] = chains
+            self.pool.name(self.index.publish(blocks, chains.tobytes(), rows.root[full]))
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
@@ -118,11 +113,8 @@ class Memory:
         assert self.index is not None
         blocks = sequence.blocks[first:end]
         size = self.block_size
-        self.index.hold(blocks, tokens[first * size : end * size].reshape(-1, size))
-        root = sequence.state_of_request.root
-        for i, block in enumerate(blocks):
-            if self.index.publish(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], block, root):
-                self.pool.name(block)
+        self.tokens[blocks] = tokens[first * size : end * size].reshape(-1, size)
+        self.pool.name(self.index.publish(blocks, keys, sequence.state_of_request.root[0]))
 
     def check(self, tables: Iterable[list[int]]) -> None:
         self.pool.check(tables)

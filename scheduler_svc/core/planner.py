@@ -94,7 +94,9 @@ class Planner:
         for row, block in zip(full.tolist(), blocks, strict=True):
             rows.sequence[row].blocks.append(block)  # type: ignore[union-attr]
         rows.capacity[full] += rows.block_size
-        draft.grow = np.column_stack((full, blocks)).astype("<i4").tobytes()
+        pairs = np.empty((len(full), 2), "<i4")
+        pairs[:, 0], pairs[:, 1] = full, blocks
+        draft.grow = pairs.tobytes()
 
     # ---- the token budget --------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class WaitingQueue:
         """It has finished."""
         sequence.ticket = None
         if self.policy is Policy.FAIR:
-            self.charge_output(sequence)
+            self.charge_output(sequence, sequence.num_output)
             tenant = sequence.request.tenant
             self._num_active[tenant] -= 1
             if not self._num_active[tenant]:
@@ -125,11 +125,11 @@ class WaitingQueue:
         if self.policy is Policy.FAIR:
             self.service[sequence.request.tenant] += num_tokens * INPUT_WEIGHT
 
-    def charge_output(self, sequence: Sequence) -> None:
-        """For what its log has grown by; called at block boundaries, so that it costs nothing between them."""
+    def charge_output(self, sequence: Sequence, num_output: int) -> None:
+        """For its output up to there; called at block boundaries, so that it costs nothing between them."""
         if self.policy is Policy.FAIR:
-            self.service[sequence.request.tenant] += (sequence.num_output - sequence.num_charged) * OUTPUT_WEIGHT
-            sequence.num_charged = sequence.num_output
+            self.service[sequence.request.tenant] += (num_output - sequence.num_charged) * OUTPUT_WEIGHT
+            sequence.num_charged = num_output
 
     def check(self) -> None:
         for heap in self._heaps.values():

@@ -20,7 +20,9 @@ KEY_BYTES = 16
 
 
 class PrefixIndex:
-    def __init__(self, hash_key: bytes, num_blocks: int, block_size: int):
+    def __init__(self, hash_key: bytes, tokens: np.ndarray):
+        """`tokens` [num_blocks, block_size]: what each block holds; kept by the owner, compared here."""
+        num_blocks, block_size = tokens.shape
         self.block_size = block_size
         self._seed = hashlib.blake2b(b"positions", key=hash_key[:64]).digest()
         # secret numbers [num_positions / block_size, lane, block_size], extended as longer prefixes come
@@ -28,8 +30,8 @@ class PrefixIndex:
         # Hash of a prefix -> the block with its last tokens. Inverse of `_key_of` where that is set.
         self._block_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * num_blocks
-        # What a named block holds.
-        self._tokens = np.zeros((num_blocks, block_size), np.int32)
+        self._tokens = tokens
+        # The root of a named block's chain, its first lane.
         self._roots = np.zeros(num_blocks, np.uint64)
 
     def hashes(self, chain: np.ndarray, tokens: np.ndarray, first_block: int = 0) -> np.ndarray:
@@ -65,18 +67,19 @@ class PrefixIndex:
         same = (self._tokens[hits] == wanted).all(axis=1) & (self._roots[hits] == root[0])
         return hits if same.all() else hits[: int(same.argmin())]
 
-    def publish(self, key: bytes, block: int, root: np.ndarray) -> bool:
-        """Names a block; its tokens are set by `hold`. False: the prefix has a block already, this one stays nameless."""
-        if key in self._block_of:
-            return False
-        self._block_of[key] = block
-        self._key_of[block] = key
-        self._roots[block] = root[0]
-        return True
-
-    def hold(self, blocks: list[int], tokens: np.ndarray) -> None:
-        """What blocks hold, [n, block_size]; also of those that stay nameless."""
-        self._tokens[blocks] = tokens
+    def publish(self, blocks: list[int], keys: bytes, roots: "np.ndarray | np.uint64") -> list[int]:
+        """Names blocks, one key each. Returns those it did name: a prefix that has a block keeps that one."""
+        self._roots[blocks] = roots
+        claim, key_of = self._block_of.setdefault, self._key_of
+        named: list[int] = []
+        start = 0
+        for block in blocks:
+            key = keys[start : start + KEY_BYTES]
+            start += KEY_BYTES
+            if claim(key, block) == block:
+                key_of[block] = key
+                named.append(block)
+        return named
 
     def forget(self, block: int) -> None:
         key = self._key_of[block]

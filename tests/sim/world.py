@@ -71,10 +71,12 @@ class World:
         }
         self.prefixes = [self._tokens(self.random.randint(1, 30)) for _ in range(3)]
         self.geometry = self._geometry()
-        # Some schedulers have only ever seen short outputs, hope for more of them, and will have to preempt.
+        # Some schedulers believe that every sequence is about to end, and will have to preempt.
         self.is_hopeful = self.random.random() < 0.6
         self.scheduler = self._scheduler()
         self.executor: HashExec | None = None
+        # Whose tokens each block holds.
+        self.domains: dict[int, tuple[str, bytes]] = {}
         self.in_flight: deque[step_pb2.StepResult] = deque()
         self.trace: list[bytes] = []
 
@@ -183,6 +185,7 @@ class World:
             self.seen["capacity changed"] += self.epoch > 1
         self.scheduler.reset(self.geometry, self.boot_id, self.epoch)
         self.executor = HashExec(self.geometry, self.boot_id, self.epoch)
+        self.domains.clear()
         self._deliver(self.scheduler.take_output())
 
     def _lose_executor(self) -> None:
@@ -227,7 +230,7 @@ class World:
     def _scheduler(self) -> Scheduler:
         scheduler = Scheduler(self.limits)
         if self.is_hopeful:
-            scheduler._lengths.learn(1, count=1000)
+            scheduler._lengths.to_come = np.ones_like  # type: ignore[method-assign]
         return scheduler
 
     # ---- traffic -----------------------------------------------------------------------------------------------
@@ -388,6 +391,7 @@ class World:
         seen["protected sequence ran"] += epoch.protected_blocks > 0
         if plan is None:
             return
+        self._check_isolation(plan)
         seen["prompt in chunks"] += bool(plan.prefill)
         seen["a row rests"] += 0 in np.frombuffer(plan.prefill, "<i4")[1::2]
         seen["fork by copy"] += bool(plan.copy)
@@ -400,6 +404,28 @@ class World:
             seen["all but the last token hit"] += admit.num_computed_tokens == num_known - 1 > 0
             seen["output tokens hit after a preemption"] += admit.num_computed_tokens > admit.num_prompt_tokens
             seen["admitted with output"] += num_known > admit.num_prompt_tokens
+
+    def _check_isolation(self, plan: step_pb2.StepPlan) -> None:
+        """Nobody is given blocks of another tenant or salt, nor a row while one of its steps is in flight."""
+        epoch = self.scheduler._epoch
+        assert epoch is not None
+        for admit in plan.admit:
+            sequence = epoch.rows.sequence[admit.row]
+            assert sequence is not None
+            request = sequence.request
+            domain = (request.tenant, request.cache_salt)
+            blocks = np.frombuffer(admit.block_ids, "<i4").tolist()
+            num_shared = admit.num_computed_tokens // self.geometry.block_size
+            for block in blocks[:num_shared]:
+                assert self.domains[block] == domain, f"{request.request_id} reads a block of {self.domains[block]}"
+            self.domains.update(dict.fromkeys(blocks[num_shared:], domain))
+            for step in list(epoch.in_flight)[:-1]:
+                mine = (step.roster.session == request.session) & (step.roster.handle == sequence.handle)
+                assert not mine.any(), f"{request.request_id} is admitted while step {step.step_id} is in flight"
+        for row, block in np.frombuffer(plan.grow, "<i4").reshape(-1, 2).tolist():
+            sequence = epoch.rows.sequence[row]
+            assert sequence is not None
+            self.domains[block] = (sequence.request.tenant, sequence.request.cache_salt)
 
 
 # Each of these must have happened somewhere in any two hundred worlds.
