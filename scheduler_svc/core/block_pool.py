@@ -13,6 +13,8 @@ was idle longest. A sequence gives back its tail before its head, so a prefix ou
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 
 class BlockPool:
     def __init__(self, num_blocks: int, forget: Callable[[int], None] = lambda block: None):
@@ -21,7 +23,7 @@ class BlockPool:
         # Block tables that hold the block.
         self.num_refs = [0] * num_blocks
         # All and only the blocks that the prefix index names.
-        self.is_named = bytearray(num_blocks)
+        self.is_named = np.zeros(num_blocks, np.bool_)
         # All and only nameless blocks with count 0; the end is taken first.
         self._free = list(range(num_blocks - 1, -1, -1))
         # All and only named blocks with count 0; the front is evicted first.
@@ -52,7 +54,7 @@ class BlockPool:
         del self._free[kept:]
         for _ in range(count - len(blocks)):
             block, _ = self._cached.popitem(last=False)
-            self.is_named[block] = 0
+            self.is_named[block] = False
             self._forget(block)
             blocks.append(block)
         for block in blocks:
@@ -70,10 +72,9 @@ class BlockPool:
                 del self._cached[block]
             self.num_refs[block] += 1
 
-    def name(self, blocks: Iterable[int]) -> None:
+    def name(self, blocks: np.ndarray) -> None:
         """The prefix index names these owned blocks from now on."""
-        for block in blocks:
-            self.is_named[block] = 1
+        self.is_named[blocks] = True
 
     def give_back(self, blocks: list[int]) -> None:
         """One owner less for each block of a table, given in the order of the table."""

@@ -54,7 +54,7 @@ class Memory:
     def _hash(self, sequence: Sequence) -> tuple[bytes, np.ndarray]:
         assert self.index is not None
         tokens = sequence.tokens()
-        if sequence.keys is None:
+        if sequence.keys is None or len(sequence.keys) // KEY_BYTES != len(tokens) // self.block_size:
             sequence.keys = self.index.hashes(sequence.state_of_request.root, tokens).tobytes()
         return sequence.keys, tokens
 
@@ -76,12 +76,12 @@ class Memory:
         sequence.num_published = end
         if self.index is not None:
             keys, tokens = self._hash(sequence)
-            self._publish(sequence, first, end, keys[first * KEY_BYTES :], tokens)
+            self._publish(sequence, first, end, np.frombuffer(keys, "<u8").reshape(-1, 2)[first:], tokens)
 
     def publish_drawn(self, rows: Rows, full: np.ndarray) -> None:
         """In each of these rows the next block has become full of drawn tokens that are computed."""
-        tokens = rows.last_block(full)
         which = (rows.committed[full] - 1) // self.block_size - 1
+        tokens = rows.ring_blocks(full, which)
         sequence_at = rows.sequence
         blocks = [
             sequence_at[row].blocks[block]  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ class Memory:
         if self.index is not None:
             chains = self.index.next_hashes(rows.chain[full], which, tokens)
             rows.chain[full] = chains
-            self.pool.name(self.index.publish(blocks, chains.tobytes(), rows.root[full]))
+            self.pool.name(self.index.publish(blocks, chains, rows.root[full]))
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
@@ -102,19 +102,19 @@ class Memory:
         if self.index is not None and sequence.blocks and end > first:
             tokens = sequence.tokens()
             assert sequence.chain is not None
-            keys = self.index.hashes(sequence.chain, tokens[first * self.block_size :], first).tobytes()
-            self._publish(sequence, first, end, keys, tokens)
+            hashes = self.index.hashes(sequence.chain, tokens[first * self.block_size :], first)
+            self._publish(sequence, first, end, hashes, tokens)
         self.pool.give_back(sequence.blocks)
         sequence.blocks = []
         sequence.num_published = 0
 
-    def _publish(self, sequence: Sequence, first: int, end: int, keys: bytes, tokens: np.ndarray) -> None:
-        """Offers blocks first..end; `keys` begins with that of `first`, `tokens` with the sequence."""
+    def _publish(self, sequence: Sequence, first: int, end: int, hashes: np.ndarray, tokens: np.ndarray) -> None:
+        """Offers blocks first..end; `hashes` begins with that of `first`, `tokens` with the sequence."""
         assert self.index is not None
         blocks = sequence.blocks[first:end]
         size = self.block_size
         self.tokens[blocks] = tokens[first * size : end * size].reshape(-1, size)
-        self.pool.name(self.index.publish(blocks, keys, sequence.state_of_request.root[0]))
+        self.pool.name(self.index.publish(blocks, hashes[: end - first], sequence.state_of_request.root[0]))
 
     def check(self, tables: Iterable[list[int]]) -> None:
         self.pool.check(tables)

@@ -27,9 +27,10 @@ class PrefixIndex:
         self._seed = hashlib.blake2b(b"positions", key=hash_key[:64]).digest()
         # secret numbers [num_positions / block_size, lane, block_size], extended as longer prefixes come
         self._secrets = np.empty((0, 2, block_size), np.uint64)
-        # Hash of a prefix -> the block with its last tokens. Inverse of `_key_of` where that is set.
+        # Hash of a prefix -> the block with its last tokens. All and only named blocks.
         self._block_of: dict[bytes, int] = {}
-        self._key_of: list[bytes | None] = [None] * num_blocks
+        # Meaningful for named blocks.
+        self._hash_of = np.zeros((num_blocks, 2), np.uint64)
         self._tokens = tokens
         # The root of a named block's chain, its first lane.
         self._roots = np.zeros(num_blocks, np.uint64)
@@ -67,37 +68,33 @@ class PrefixIndex:
         same = (self._tokens[hits] == wanted).all(axis=1) & (self._roots[hits] == root[0])
         return hits if same.all() else hits[: int(same.argmin())]
 
-    def publish(self, blocks: list[int], keys: bytes, roots: "np.ndarray | np.uint64") -> list[int]:
-        """Names blocks, one key each. Returns those it did name: a prefix that has a block keeps that one."""
+    def publish(
+        self, blocks: "list[int] | np.ndarray", hashes: np.ndarray, roots: "np.ndarray | np.uint64"
+    ) -> np.ndarray:
+        """Names blocks by `hashes` [n, 2]. Returns those it did name: a prefix that has a block keeps that one."""
+        blocks = np.asarray(blocks)
+        claimed = np.fromiter(map(self._block_of.setdefault, _keys(hashes), blocks.tolist()), np.int64, len(blocks))
+        named = blocks[claimed == blocks]
+        self._hash_of[blocks] = hashes
         self._roots[blocks] = roots
-        claim, key_of = self._block_of.setdefault, self._key_of
-        named: list[int] = []
-        start = 0
-        for block in blocks:
-            key = keys[start : start + KEY_BYTES]
-            start += KEY_BYTES
-            if claim(key, block) == block:
-                key_of[block] = key
-                named.append(block)
         return named
 
     def forget(self, block: int) -> None:
-        key = self._key_of[block]
-        assert key is not None, block
-        del self._block_of[key]
-        self._key_of[block] = None
+        del self._block_of[self._hash_of[block].tobytes()]
 
     def _extend(self, num_blocks: int) -> None:
         num_blocks = max(64, 1 << (num_blocks - 1).bit_length())
         stream = hashlib.shake_256(self._seed).digest(num_blocks * self.block_size * 16)
         self._secrets = np.frombuffer(stream, "<u8").reshape(num_blocks, 2, self.block_size)
 
-    def check(self, is_named: bytearray) -> None:
-        named = {block for block, key in enumerate(self._key_of) if key is not None}
-        assert named == {block for block, flag in enumerate(is_named) if flag}
-        assert len(self._block_of) == len(named)
+    def check(self, is_named: np.ndarray) -> None:
+        assert sorted(self._block_of.values()) == is_named.nonzero()[0].tolist()
         for key, block in self._block_of.items():
-            assert self._key_of[block] == key, block
+            assert self._hash_of[block].tobytes() == key, block
+
+
+def _keys(hashes: np.ndarray) -> list[bytes]:
+    return np.ascontiguousarray(hashes).view(f"V{KEY_BYTES}").ravel().tolist()
 
 
 def root(hash_key: bytes, tenant: str, salt: bytes) -> np.ndarray:

@@ -73,10 +73,10 @@ class Rows:
         self.root = np.zeros(num_rows, np.uint64)
         self.chain = np.zeros((num_rows, 2), np.uint64)
         # A ring of the newest tokens of each row: position p is at p % width.
-        self.width = 1 << block_size.bit_length()
+        self.width = 2 * block_size
         self._ring = np.zeros(num_rows * self.width, np.int32)
         self._ring_start = np.arange(num_rows) * self.width
-        self._offsets = np.arange(-block_size, 0)
+        self._ring_blocks = self._ring.reshape(num_rows * 2, block_size)
 
     @property
     def num_free(self) -> int:
@@ -166,10 +166,9 @@ class Rows:
             self.publish_at[rows] += self.block_size
         return rows
 
-    def last_block(self, rows: np.ndarray) -> np.ndarray:
-        """The tokens [n, block_size] of the blocks that `full_blocks` told of."""
-        ends = self.committed[rows] - 1
-        return self._ring[self._at(rows[:, None], ends[:, None] + self._offsets)]
+    def ring_blocks(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """The tokens [n, block_size] of the `blocks[i]`-th block of each row; of its newest full block, that is."""
+        return self._ring_blocks.take(rows * 2 + blocks % 2, axis=0)
 
     def _fold(self, sequence: Sequence, block_tokens: np.ndarray) -> None:
         """Brings its log up to date: from the blocks that became full meanwhile, then from the ring."""
@@ -181,7 +180,6 @@ class Rows:
             sequence.log += block_tokens[blocks].ravel()[start % size :].tobytes()
             start = in_blocks
         sequence.log += self._ring[self._at(row, np.arange(start, end))].tobytes()
-        sequence.keys = None
 
     def last_in_order(self) -> Sequence | None:
         """The one to preempt."""

@@ -74,7 +74,7 @@ class Sequence:
     worst_blocks: int = 0
     protected: bool = False
 
-    # Hashes of the full blocks of `log`, made when first needed; dropped when `log` has grown.
+    # Hashes of the full blocks of `log`, made when needed; behind `log` after it has grown.
     keys: bytes | None = None
 
     # Output tokens its tenant was charged for.
