@@ -32,7 +32,7 @@ Three ways to do nothing twice:
 
 Why there is no deadlock. A sequence takes blocks for all its known tokens when it is admitted, or none. Growth takes from
 the tail of the running order, so the first in order always finds room: every request fits the pool alone, or was refused.
-Why there is no livelock: after MAX_PREEMPTIONS a sequence is admitted only when its worst case fits beside that of others
+Why there is no livelock: after `max_preemptions` a sequence is admitted only when its worst case fits beside that of others
 so protected, and is never a victim again. Why nobody starves: heads of the queue are never passed by those that fit
 better, and of every AGEING admissions one goes to whoever waits longest.
 

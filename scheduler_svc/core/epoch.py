@@ -13,9 +13,6 @@ from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.rows import Roster, Rows
 from scheduler_svc.core.sequence import Sequence, State
 
-# After so many a sequence is admitted with its worst case reserved, and stays.
-MAX_PREEMPTIONS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -36,6 +33,7 @@ class Epoch:
         self.geometry = geometry
         self.boot_id = boot_id
         self.number = number
+        self._limits = limits
         self._queue = queue
         hash_key = limits.hash_key if limits.prefix_caching else None
         self.memory = Memory(geometry.num_blocks, geometry.block_size, hash_key)
@@ -67,7 +65,7 @@ class Epoch:
         self._queue.remove(sequence, admitted=True)
         sequence.state = State.RUNNING
         sequence.settled_step = None
-        sequence.protected = sequence.num_preemptions >= MAX_PREEMPTIONS
+        sequence.protected = sequence.num_preemptions >= self._limits.max_preemptions
         sequence.worst_blocks = worst_blocks
         self.rows.take(sequence, num_known=sequence.num_logged, last=last, rank=self._queue.rank(sequence))
         self.memory.begin(sequence, self.rows, num_shared)

@@ -20,7 +20,7 @@ import numpy as np
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.admission import LengthHistogram, peak_tokens
 from scheduler_svc.core.contract import Limits
-from scheduler_svc.core.epoch import MAX_PREEMPTIONS, Epoch, Step
+from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.rows import NEVER
@@ -204,7 +204,7 @@ class Planner:
         rows, size, num_blocks = epoch.rows, epoch.geometry.block_size, epoch.geometry.num_blocks
         limit = sequence.limit(epoch.geometry)
         worst = worst_case_blocks(sequence.num_prompt, limit, size)
-        if sequence.num_preemptions >= MAX_PREEMPTIONS and epoch.protected_blocks + worst > num_blocks:
+        if sequence.num_preemptions >= self._limits.max_preemptions and epoch.protected_blocks + worst > num_blocks:
             return False
         if not rows.num_live:
             return True

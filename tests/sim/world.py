@@ -13,7 +13,6 @@ import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.contract import Cause, Delivered, Geometry, Limits, Output, Policy, Request
-from scheduler_svc.core.epoch import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
@@ -55,6 +54,7 @@ class World:
             pipeline_depth=self.depth,
             prefix_caching=self.random.random() < 0.8,
             watermark=self.random.choice([0.0, 0.01, 0.2]),
+            max_preemptions=self.random.choice([0, 1, 3]),
             inter_token_target_s=self.random.choice([None, None, 0.0011]),
         )
         self.chance = {
@@ -308,6 +308,11 @@ class World:
         if not self.clients:
             return
         key, client = self.random.choice(list(self.clients.items()))
+        epoch = self.scheduler._epoch
+        leaders = [s for s in epoch.catching_up if s.followers] if epoch is not None else []
+        if leaders and self.random.random() < 0.5:
+            key = (leaders[0].request.session, leaders[0].handle)
+            client = self.clients[key]
         sequence = self.scheduler._registry.sequences.get(key)
         if sequence is not None:
             self.seen[f"cancelled while {sequence.state.value}"] += 1
@@ -358,9 +363,9 @@ class World:
             client.num_preemptions, client.num_resumes = finished.num_preemptions, finished.num_resumes
             self.seen[f"finished {finished.cause.name}"] += 1
             self.seen["preempted and yet right"] += finished.num_preemptions > 0
-            self.seen["preempted as often as may be"] += finished.num_preemptions == MAX_PREEMPTIONS
+            self.seen["preempted as often as may be"] += finished.num_preemptions == self.limits.max_preemptions > 0
             self.seen["resumed and yet right"] += finished.num_resumes > 0
-            assert finished.num_preemptions <= MAX_PREEMPTIONS, "preempted without bound"
+            assert finished.num_preemptions <= self.limits.max_preemptions, "preempted without bound"
 
     def _check_streams(self) -> None:
         for client in self.clients.values():
@@ -451,7 +456,9 @@ SOMETIMES = (
     "fork by copy",
     "output tokens hit after a preemption",
     "preempted and yet right",
+    "preempted as often as may be",
     "preempted while in flight",
+    "protected sequence ran",
     "prefix hit",
     "prompt in chunks",
     "refused: early",
