@@ -154,6 +154,8 @@ class Planner:
 
     def _park(self, epoch: Epoch, sequence: Sequence) -> bool:
         """Whether it should rather wait for a running sequence that is computing the same prefix."""
+        if self._donor(sequence) is not None:
+            return False
         for mate in sequence.state_of_request.sequences:
             if mate.state is State.RUNNING and mate.settled_step is None:
                 self._follow(sequence, mate, NEVER)
@@ -180,7 +182,7 @@ class Planner:
         num_known = sequence.num_logged
         shared, fork = epoch.memory.find_prefix(sequence), None
         num_cached = len(shared) * size
-        donor = self._donor(epoch, sequence)
+        donor = self._donor(sequence)
         common = min(sequence.num_prompt, num_known - 1)
         if donor is not None and common > num_cached:
             shared, num_cached = donor.blocks[: common // size], common
@@ -192,7 +194,7 @@ class Planner:
         return placement if self._fits(epoch, sequence, placement) else None
 
     @staticmethod
-    def _donor(epoch: Epoch, sequence: Sequence) -> Sequence | None:
+    def _donor(sequence: Sequence) -> Sequence | None:
         """A sibling that computed the common prompt in an earlier step and still holds it."""
         for mate in sequence.state_of_request.sequences:
             if mate is not sequence and mate.blocks and mate.settled_step is not None:
