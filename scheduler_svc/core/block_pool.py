@@ -6,8 +6,8 @@ Knows nothing of tokens or sequences. Every block is in exactly one of three pla
     cached   count 0 and named in the prefix index: a hit takes it back, want of space evicts it
     free     count 0 and nameless: holds nothing of use
 
-The next block handed out is a free one (last freed first: its memory is warm); when there is none, the cached block that
-was idle longest. A sequence gives back its tail before its head, so a prefix outlives what hangs on it.
+The next block handed out is a free one (last freed first: its memory is warm); when there is none, the cached block
+that was idle longest. A sequence gives back its tail before its head, so a prefix outlives what hangs on it.
 """
 
 from collections import OrderedDict

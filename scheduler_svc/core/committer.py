@@ -1,7 +1,7 @@
 """The committer: reads the result of the oldest step in flight and appends its tokens.
 
-Knows how tokens find their sequences. A token whose row has changed hands since is dropped, unless the sequence only waits
-for it: FINISHING.
+Knows how tokens find their sequences. A token whose row has changed hands since is dropped, unless the sequence only
+waits for it: FINISHING.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Epoch: everything that dies with an executor. Rows, blocks, the prefix index, plans in flight.
 
-Knows how a sequence gets and loses its seat; not why. There is one way to give a seat up (`_unseat`) and one way to give
-blocks back (`Memory.retire`), whatever the reason.
+Knows how a sequence gets and loses its seat; not why. There is one way to give a seat up (`_unseat`) and one way to
+give blocks back (`Memory.retire`), whatever the reason.
 """
 
 from collections import deque

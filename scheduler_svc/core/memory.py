@@ -1,8 +1,8 @@
 """Memory: the block pool and the prefix index together, in terms of sequences.
 
 Knows which tokens are in which blocks. Publishing follows two rules, which in-order execution makes safe: a block of
-tokens that are all known is published when the step that computes them is planned; a block of drawn tokens once the last
-of them is known and computed.
+tokens that are all known is published when the step that computes them is planned; a block of drawn tokens once the
+last of them is known and computed.
 """
 
 from collections.abc import Iterable
@@ -83,10 +83,7 @@ class Memory:
         which = (rows.committed[full] - 1) // self.block_size - 1
         tokens = rows.ring_blocks(full, which)
         sequence_at = rows.sequence
-        blocks = [
-            sequence_at[row].blocks[block]  # type: ignore[union-attr]
-            for row, block in zip(full.tolist(), which.tolist(), strict=True)
-        ]
+        blocks = [sequence_at[row].blocks[block] for row, block in zip(full.tolist(), which.tolist(), strict=True)]
         self.tokens[blocks] = tokens
         if self.index is not None:
             chains = self.index.next_hashes(rows.chain[full], which, tokens)

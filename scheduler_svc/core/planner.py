@@ -9,8 +9,8 @@ One walk, in this order, and nothing that is decided is ever undone:
     spread    what is left of the budget goes to those that were given less than they could use
     seal      counters move on, blocks are published, the plan is written down
 
-No phases: a sequence catches up with its known tokens, be they a prompt, the rest of one after a prefix hit, or everything
-after a preemption; when it has, it decodes.
+No phases: a sequence catches up with its known tokens, be they a prompt, the rest of one after a prefix hit, or
+everything after a preemption; when it has, it decodes.
 """
 
 from dataclasses import dataclass, field
@@ -92,7 +92,7 @@ class Planner:
         blocks = pool.take(len(full))
         assert blocks is not None
         for row, block in zip(full.tolist(), blocks, strict=True):
-            rows.sequence[row].blocks.append(block)  # type: ignore[union-attr]
+            rows.sequence[row].blocks.append(block)
         rows.capacity[full] += rows.block_size
         pairs = np.empty((len(full), 2), "<i4")
         pairs[:, 0], pairs[:, 1] = full, blocks
@@ -268,7 +268,7 @@ class Planner:
             num_tokens += num_chunked
         epoch.num_stored += num_tokens
         final = [rows.sequence[row] for row in (rows.num_computed == rows.last).nonzero()[0].tolist()]
-        epoch.ending += final  # type: ignore[arg-type]
+        epoch.ending += final
         plan = step_pb2.StepPlan(
             boot_id=epoch.boot_id,
             epoch=epoch.number,
@@ -281,9 +281,7 @@ class Planner:
         )
         epoch.releases.clear()
         epoch.next_step_id += 1
-        epoch.in_flight.append(
-            Step(step_id, rows.roster(), tuple(final), rows.num_live, epoch.num_stored, num_tokens)  # type: ignore[arg-type]
-        )
+        epoch.in_flight.append(Step(step_id, rows.roster(), tuple(final), rows.num_live, epoch.num_stored, num_tokens))
         return plan
 
     def _seal_chunks(self, epoch: Epoch, draft: Draft) -> tuple[int, bytes]:

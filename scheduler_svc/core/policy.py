@@ -9,8 +9,9 @@ Knows the waiting sequences and the service each tenant has had, not memory or r
 Nobody is overtaken without bound: of every AGEING admissions at least one goes to whoever waits longest. A preempted
 sequence comes back with the arrival it had, so it outranks the newcomers of its class.
 
-Service is a virtual token counter per tenant: input tokens that had to be computed, and output tokens, weighted. A tenant
-that comes back from idleness starts at the smallest counter of those that are active: idle time saves up no claim.
+Service is a virtual token counter per tenant: input tokens that had to be computed, and output tokens, weighted. A
+tenant that comes back from idleness starts at the smallest counter of those that are active: idle time saves up no
+claim.
 """
 
 import heapq
@@ -58,7 +59,7 @@ class WaitingQueue:
         heads = [(key, heap[0]) for key, heap in self._live_heaps()]
         if not heads:
             return None
-        key, entry = min(heads, key=lambda head: (head[0][0], self.service.get(head[0][1], 0), head[1][0], head[1][1]))
+        _, entry = min(heads, key=lambda head: (head[0][0], self.service.get(head[0][1], 0), head[1][0], head[1][1]))
         return entry[3]
 
     def remove(self, sequence: Sequence, *, admitted: bool) -> None:

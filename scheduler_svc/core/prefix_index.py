@@ -1,15 +1,15 @@
 """The prefix index: from the tokens of a prefix to the block that holds their keys and values.
 
 Knows tokens and block numbers, not who owns them. A full block is found under a keyed 128-bit hash of everything up to
-and including it. The hash is a sum, over all positions p of the prefix, of token[p] times a secret 64-bit number for p, in
-two lanes modulo 2^64, on top of a keyed root made from tenant and salt:
+and including it. The hash is a sum, over all positions p of the prefix, of token[p] times a secret 64-bit number for
+p, in two lanes modulo 2^64, on top of a keyed root made from tenant and salt:
 
     hash[i] = root(tenant, salt) + sum over p < (i + 1) * block_size of (token[p] + 1) * secret[lane, p]
 
-Being a sum, the hashes of a whole prompt are one numpy pass and a running hash is continued by adding; its numbers being
-secret and different at each position, a collision cannot be planned (a polynomial in one secret would not do: its
-collisions modulo 2^64 do not depend on the secret). And a hash alone is never believed: the tokens of each block and the
-root of its chain are compared on a hit.
+Being a sum, the hashes of a whole prompt are one numpy pass and a running hash is continued by adding; its numbers
+being secret and different at each position, a collision cannot be planned (a polynomial in one secret would not do: its
+collisions modulo 2^64 do not depend on the secret). And a hash alone is never believed: the tokens of each block and
+the root of its chain are compared on a hit.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class PrefixIndex:
         return np.cumsum(sums, axis=0, dtype=np.uint64) + chain
 
     def next_hashes(self, chains: np.ndarray, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """For many prefixes at once: each of `chains` [n, 2] continued by one block, its `blocks[i]`-th, of `tokens` [n, b]."""
+        """Many prefixes at once: `chains` [n, 2], each continued by its `blocks[i]`-th block, of `tokens` [n, b]."""
         end = int(blocks.max()) + 1
         if end > len(self._secrets):
             self._extend(end)

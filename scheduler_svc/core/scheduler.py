@@ -100,7 +100,7 @@ class Scheduler:
         self._registry.generation_tokens += len(committed.output.token)
         if committed.grown is not None and self._limits.policy is Policy.FAIR:
             for row in committed.grown.tolist():
-                self._queue.charge_output(epoch.rows.sequence[row], epoch.rows.num_output(row))  # type: ignore[arg-type]
+                self._queue.charge_output(epoch.rows.sequence[row], epoch.rows.num_output(row))
         for sequence, token in committed.stopped:
             self._finish(sequence, Cause.STOP, stop_token_id=token)
         for sequence in committed.step.final:

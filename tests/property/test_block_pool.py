@@ -1,10 +1,9 @@
 """The block pool against a twin that is too simple to be wrong."""
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
-import numpy as np
 
 from scheduler_svc.core.block_pool import BlockPool
 

@@ -1,5 +1,5 @@
-"""The golden traces say what they said. After a change that is meant: `python -m tests.sim.trace tests/sim/traces/*.txt`,
-then read the difference."""
+"""The golden traces say what they said. After a change that is meant: `python -m tests.sim.trace
+tests/sim/traces/*.txt`, then read the difference."""
 
 from pathlib import Path
 

