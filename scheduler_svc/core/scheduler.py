@@ -52,7 +52,8 @@ class Scheduler:
             if num_over > 0 or (num_tokens_over > 0 and registry.num_unstarted):
                 raise QueueFull("the queue is full", retry_after_s=registry.retry_after_s(max(num_over, 1)))
         state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt))
-        self._queue.arrive(request.tenant, len(state.sequences))
+        if state.sequences:
+            self._queue.arrive(request.tenant, len(state.sequences))
         if self._stops is not None:
             self._stops.add(request.stop_token_ids, len(state.sequences))
         for sequence in list(state.sequences):
