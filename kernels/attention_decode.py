@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention_tile import attend_tile
-from kernels.configs import AttentionConfig, decode_config
+from kernels.configs import AttentionConfig, attention_config
 from kernels.paged import SPLIT, AttentionSpec, PagedKV
 
 # Splits merged by one step of the combination; fixed, for the same reason as SPLIT.
@@ -149,6 +149,11 @@ def decode_combine_kernel(
     tl.store(out_ptr + seq.to(tl.int64) * stride_out + head * D + dim, out.to(out_ptr.dtype.element_ty), mask=dim < D)
 
 
+def combine_warps(head_pad: int) -> int:
+    """Sixteen bytes for each thread of a merge of MERGE head vectors."""
+    return max(1, min(8, MERGE * head_pad // 4 // 32))
+
+
 class DecodeWorkspace:
     """Room for the partial results of a decode step: [B, Hq, max_splits, D] and [B, Hq, max_splits], float32.
 
@@ -192,7 +197,7 @@ def decode_attention(
     """
     batch, q_heads, head_size = q.shape
     group = q_heads // kv.num_kv_heads
-    config = config or decode_config(head_size, kv.cache.dtype)
+    config = config or attention_config("decode", head_size, kv.cache.dtype)
     direct = max_splits == 1
     head_pad = max(16, triton.next_power_of_2(head_size))
     partial, lse = workspace.partial, workspace.lse
@@ -245,6 +250,6 @@ def decode_attention(
         HQ=q_heads,
         D=head_size,
         D_PAD=head_pad,
-        num_warps=4 if head_pad >= 64 else 1,
+        num_warps=combine_warps(head_pad),
     )
     return out

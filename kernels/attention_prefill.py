@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention_tile import attend_tile
-from kernels.configs import AttentionConfig, prefill_config
+from kernels.configs import AttentionConfig, attention_config
 from kernels.paged import AttentionSpec, PagedKV
 
 
@@ -111,7 +111,7 @@ def plan_prefill(cu_seqlens: np.ndarray, seq_lens: np.ndarray, block_q: int) -> 
 
 def block_q_for(q_heads: int, kv: PagedKV) -> int:
     """Tokens of one work item on this device, for `plan_prefill`."""
-    return prefill_config(kv.head_size, kv.cache.dtype).block_m // (q_heads // kv.num_kv_heads)
+    return attention_config("prefill", kv.head_size, kv.cache.dtype).block_m // (q_heads // kv.num_kv_heads)
 
 
 @torch.no_grad()
@@ -139,7 +139,7 @@ def prefill_attention(
     """
     _, q_heads, head_size = q.shape
     group = q_heads // kv.num_kv_heads
-    config = config or prefill_config(head_size, kv.cache.dtype)
+    config = config or attention_config("prefill", head_size, kv.cache.dtype)
     if len(work) == 0:
         return out
     prefill_kernel[(len(work), kv.num_kv_heads)](

@@ -8,6 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+# Columns of one program of the gated activation.
+BLOCK = 1024
+
 
 @triton.jit(do_not_specialize=["eps"])
 def rms_norm_kernel(
@@ -63,12 +66,12 @@ def rms_norm(
         RESIDUAL=residual is not None,
         N=width,
         N_PAD=triton.next_power_of_2(width),
-        num_warps=_row_warps(width),
+        num_warps=row_warps(width),
     )
     return out
 
 
-def _row_warps(width: int) -> int:
+def row_warps(width: int) -> int:
     """About eight elements, one 16-byte access, for each thread and turn."""
     return min(8, max(1, triton.next_power_of_2(width) // 512))
 
@@ -99,7 +102,6 @@ def gated_activation(gate_up: torch.Tensor, activation: str, *, out: torch.Tenso
         raise ValueError(f"activation must be silu, gelu_tanh or gelu, got {activation!r}")
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_rows, width)) if out is None else out
-    block = 1024
-    grid = (num_rows, triton.cdiv(width, block))
-    gated_kernel[grid](gate_up, out, gate_up.stride(0), ACT=activation, F=width, BLOCK=block, num_warps=4)
+    grid = (num_rows, triton.cdiv(width, BLOCK))
+    gated_kernel[grid](gate_up, out, gate_up.stride(0), ACT=activation, F=width, BLOCK=BLOCK, num_warps=4)
     return out

@@ -95,3 +95,69 @@ def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return torch.nn.functional.silu(gate) * up
     approximate = {"gelu": "none", "gelu_tanh": "tanh"}[activation]
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
+
+
+_WORD, _LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+
+
+def mix64(x: int) -> int:
+    """SplitMix64's finaliser."""
+    x = (x + 0x9E3779B97F4A7C15) & _LONG
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _LONG
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _LONG
+    return x ^ (x >> 31)
+
+
+def mix32(x: int) -> int:
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)
+
+
+def noise_bits(seed: int, choice: int, position: int, token: int) -> int:
+    """32 random bits: a function of these four and nothing else."""
+    key = mix64(mix64(mix64(seed) ^ choice) ^ position)
+    scattered = mix32(token * 0x9E3779B1 & _WORD)
+    return mix32((scattered ^ (key & _WORD)) * ((key >> 32) | 1) & _WORD)
+
+
+def race_noise(seed: int, choice: int, position: int, num_tokens: int) -> torch.Tensor:
+    """-log e of tokens 0 .. num_tokens - 1, e standard exponential; float64."""
+    bits = torch.tensor([noise_bits(seed, choice, position, v) for v in range(num_tokens)], dtype=torch.float64)
+    return -torch.log(-torch.log1p(-(bits + 0.5) / 2**32))
+
+
+def kept_tokens(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Boolean [V]: which tokens can be drawn, by sorting. Ties with the last kept token are kept."""
+    x = logits.double() / temperature
+    keep = x > -torch.inf
+    if min_p > 0:
+        keep &= x >= x.max() + torch.log(torch.tensor(min_p, dtype=torch.float64))
+    if top_k:
+        kept = torch.where(keep, x, -torch.inf)
+        keep &= x >= torch.sort(kept, descending=True).values[min(top_k, int(keep.sum())) - 1]
+    if top_p < 1:
+        p, order = torch.where(keep, torch.softmax(x, -1), 0).sort(descending=True)
+        enough = p.cumsum(0) >= top_p * p.sum()
+        keep &= x >= x[order[int(enough.int().argmax())]]
+    return keep
+
+
+def sample(logits: torch.Tensor, params: tuple[float, float, float, int], key: tuple[int, int, int]) -> int:
+    """Draw from logits [V]; params = (temperature, top_p, min_p, top_k), key = (seed, choice, position)."""
+    temperature, top_p, min_p, top_k = params
+    if temperature == 0:
+        return int((logits == logits.max()).int().argmax())
+    keep = kept_tokens(logits, temperature, top_k, top_p, min_p)
+    noise = race_noise(*key, len(logits))
+    return int(torch.where(keep, logits.double() / temperature + noise, -torch.inf).argmax())
+
+
+def penalise(logits: torch.Tensor, prompt: list[int], output: list[int], penalties: tuple[float, float, float]) -> None:
+    """Presence, frequency and repetition penalties on logits [V], in place."""
+    presence, frequency, repetition = penalties
+    for token in set(prompt) | set(output):
+        x = float(logits[token])
+        x = x / repetition if x > 0 else x * repetition
+        drawn = output.count(token)
+        logits[token] = x - frequency * drawn - (presence if drawn else 0.0)

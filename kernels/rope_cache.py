@@ -91,6 +91,32 @@ def rope_cache_kernel(
     tl.store(kv_ptr + vector[:, None] * D + dim[None, :], x.to(kv_ptr.dtype.element_ty), mask=inside & kept[:, None])
 
 
+# Heads of one program.
+HEADS = 4
+
+
+def num_warps(head_size: int) -> int:
+    """So many that each thread holds eight elements, 16 bytes."""
+    return max(1, HEADS * triton.next_power_of_2(head_size) // 256)
+
+
+def constants(shape: tuple[int, int, int, int], kv_dtype: torch.dtype, *, rotary: int, norm: bool) -> dict[str, object]:
+    """What the kernel is compiled for; `shape` = (Hq, Hkv, D, S)."""
+    q_heads, kv_heads, head_size, block_size = shape
+    return {
+        "LIMIT": QUANT_LIMIT.get(kv_dtype, 0.0),
+        "ROUND": kv_dtype == torch.int8,
+        "NORM": norm,
+        "HEADS": HEADS,
+        "HQ": q_heads,
+        "HKV": kv_heads,
+        "S": block_size,
+        "D": head_size,
+        "D_PAD": triton.next_power_of_2(head_size),
+        "ROTARY": rotary,
+    }
+
+
 @torch.no_grad()
 def rope_and_cache(
     qkv: torch.Tensor,
@@ -114,9 +140,9 @@ def rope_and_cache(
     num_tokens, q_heads, head_size = q_out.shape
     rotary = 0 if cos_sin is None else cos_sin.shape[1]
     q_weight, k_weight, eps = norm if norm is not None else (qkv, qkv, 0.0)
-    heads_per_program = 4
     num_heads = q_heads + 2 * kv.num_kv_heads
-    rope_cache_kernel[(num_tokens, triton.cdiv(num_heads, heads_per_program))](
+    shape = (q_heads, kv.num_kv_heads, head_size, kv.block_size)
+    rope_cache_kernel[(num_tokens, triton.cdiv(num_heads, HEADS))](
         qkv,
         q_out,
         kv.cache,
@@ -128,16 +154,7 @@ def rope_and_cache(
         k_weight,
         qkv.stride(0),
         eps,
-        LIMIT=QUANT_LIMIT.get(kv.cache.dtype, 0.0),
-        ROUND=kv.cache.dtype == torch.int8,
-        NORM=norm is not None,
-        HEADS=heads_per_program,
-        HQ=q_heads,
-        HKV=kv.num_kv_heads,
-        S=kv.block_size,
-        D=head_size,
-        D_PAD=triton.next_power_of_2(head_size),
-        ROTARY=rotary,
-        num_warps=2,
+        **constants(shape, kv.cache.dtype, rotary=rotary, norm=norm is not None),
+        num_warps=num_warps(head_size),
     )
     return q_out
