@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 
+from executor_svc.kv_cache import KVPool
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.weights import load_model
@@ -41,9 +42,10 @@ class Bench:
         self.size, self.context = options.block_size, options.context
         self.per_row = -(-max(self.context + 1, 512) // self.size)
         num_blocks = self.per_row * max(options.batches)
-        shape = (num_blocks, config.num_kv_heads, self.size, config.head_dim)
-        pages = [tuple(torch.zeros(shape, dtype=self.decoder.kv_dtype) for _ in range(2)) for _ in config.layers]
-        self.kv = SimpleNamespace(layers=pages, block_size=self.size, num_blocks=num_blocks)
+        self.kv = KVPool(config, num_blocks, self.size, self.decoder.kv_dtype)
+        for pages in self.kv.layers:
+            for tensor in pages:
+                tensor.zero_()  # touched, as they are in a server that has been running
         self.tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(-1, self.per_row)
 
     def batch(self, num_rows: int, num_computed: int, count: int) -> SimpleNamespace:
