@@ -1,5 +1,6 @@
 """Rebuilt tokenizers: against transformers on tricky texts, against a slow sentencepiece written out here."""
 
+import json
 import random
 
 import pytest
@@ -49,8 +50,6 @@ def byte_level_vocab(pre: str, num_tokens: int = 420) -> Vocab:
     trained.train_from_iterator(SAMPLE, trainer)
     tokens = sorted(trained.get_vocab(), key=trained.get_vocab().get)
     content = trained.to_str()
-    import json
-
     merges = [" ".join(pair) for pair in json.loads(content)["model"]["merges"]]
     types = [3, 3] + [1] * (len(tokens) - 2)
     extra = {"bos_token_id": 0, "eos_token_id": 1, "add_bos_token": False}
@@ -96,7 +95,7 @@ def test_byte_level_equals_transformers(tmp_path, pre):
         expected = theirs(text, add_special_tokens=False).input_ids
         # The tiny vocabulary splits some words that ignore_merges would keep; neither reading has such a word.
         assert ours.encode(text, add_special_tokens=False).ids == expected, text
-        assert ours.decode(expected) == theirs.decode(expected, clean_up_tokenization_spaces=False)
+        assert ours.decode(expected, skip_special_tokens=False) == theirs.decode(expected)
 
 
 @pytest.mark.parametrize("pre", ["smollm", "starcoder"])
@@ -188,7 +187,7 @@ def test_sentencepiece_equals_transformers_for_phi3(tmp_path):
 def test_no_space_prefix_where_the_file_says_so(tmp_path):
     vocab = sentencepiece_vocab(add_space_prefix=False, add_bos_token=False)
     ours, _ = rebuild(write_vocab_only(tmp_path / "tiny.gguf", vocab))
-    assert ours.encode("the").tokens == ["th", "e"]
+    assert ours.encode("the").tokens == ["t", "he"]
     assert ours.decode(ours.encode(" the").ids) == " the"
 
 
@@ -197,7 +196,7 @@ def test_gemma_merges_in_the_order_of_its_ids(tmp_path):
     vocab.scores = [0.0] * len(vocab.tokens)
     vocab.tokens = ["  " if token == "\u2581\u2581" else token for token in vocab.tokens]
     ours, _ = rebuild(write_vocab_only(tmp_path / "tiny.gguf", vocab, "gemma2", head_dim=16))
-    assert ours.encode("a  hello").tokens == ["<s>", "a", "\u2581", "\u2581", "hell", "o"]
+    assert ours.encode("a  hello").tokens == ["<s>", "a", "\u2581\u2581", "hell", "o"]
     assert ours.decode(ours.encode(" a  b").ids) == " a  b"
 
 
@@ -284,5 +283,5 @@ def test_what_cannot_be_rebuilt_is_refused(tmp_path, change, message):
 def test_more_tokens_than_embeddings_are_refused(tmp_path):
     vocab = byte_level_vocab("smollm")
     path = write_model(tmp_path / "tiny.gguf", tiny_model("llama", vocab_size=len(vocab.tokens) - 1), vocab=vocab)
-    with pytest.raises(StartupError, match="420 tokens for 419 embedding rows"):
+    with pytest.raises(StartupError, match="355 tokens for 354 embedding rows"):
         rebuild(path)
