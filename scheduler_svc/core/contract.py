@@ -54,6 +54,10 @@ class Limits:
     prefix_caching: bool = True
     # Secret of this process: block hashes cannot be predicted, so nobody can plant a collision.
     hash_key: bytes = b"stepwire"
+    # Share of the pool that admissions leave to the growth of what runs already.
+    watermark: float = 0.01
+    # Steps are kept short enough for running streams to see a token this often. None: as much as fits in a step.
+    inter_token_target_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +116,7 @@ class Finished:
     num_cached_tokens: int
     num_preemptions: int
     num_resumes: int
+    message: str = ""  # with FAILED: why
 
 
 def _empty(dtype: type) -> "np.ndarray":

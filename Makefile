@@ -1,0 +1,51 @@
+# `make serve` and `make test` do everything on a fresh machine that has make and Python 3.11 or later.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# What a stamp depends on: unchanged packaging means nothing to install.
+PACKAGING := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check gen bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+install: $(VENV)/.installed  ## the environment with what serving needs, in .venv
+
+serve: install  ## serve the default model; make serve ARGS="--port 50052 --frontends 2"
+	@exec $(BIN)/stepwire serve $(ARGS)
+
+test: $(VENV)/.installed-dev  ## every test; make test ARGS="tests/unit -k pool"
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev  ## formatting, lint, types, generated code, architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy protos scheduler_svc executor_svc kernels benchmarks
+	$(BIN)/buf lint protos
+	$(BIN)/python -m protos.generate --check
+	$(BIN)/python -m pytest tests/architecture
+
+gen: $(VENV)/.installed-dev  ## regenerate the code beside the .proto files
+	$(BIN)/python -m protos.generate
+
+bench: $(VENV)/.installed-dev  ## continuous batching against one by one and static batches
+	$(BIN)/python -m benchmarks.batching $(ARGS)
+
+clean:  ## remove the environment and every cache of the tools
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "stepwire needs Python 3.11 or later: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: $(PACKAGING) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scheduler,executor]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scheduler,executor,dev]'
+	@touch $@

@@ -1,0 +1,237 @@
+"""What a decision costs: microseconds of `plan` and `commit`, measured on invented results.
+
+    python -m benchmarks.scheduler --rows 64 256 1024 --json
+    python -m benchmarks.scheduler --mode admission | mixed | preemption | lookup
+
+Steady decode: all rows decode, their block boundaries spread over the steps as they are in service. Results are made
+outside the measured time, as an executor would make them. One JSON object a line.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core.contract import Geometry, Limits, Request
+from scheduler_svc.core.scheduler import Scheduler
+
+BLOCK_SIZE = 16
+VOCAB_SIZE = 50_000
+EOS = VOCAB_SIZE - 1
+
+
+class Bench:
+    """A scheduler at pipeline depth 2, answered by results that keep to its plans and never draw a stop."""
+
+    def __init__(self, geometry: Geometry, limits: Limits | None = None):
+        self.scheduler = Scheduler(limits or Limits(max_waiting=1 << 20, max_waiting_tokens=1 << 40))
+        self.scheduler.reset(geometry, boot_id=1, epoch=1)
+        self._rng = np.random.default_rng(1)
+        self._num_submitted = 0
+        self.plan_us: list[float] = []
+        self.commit_us: list[float] = []
+        self.plan_bytes: list[int] = []
+        self._in_flight: list[step_pb2.StepPlan] = []
+
+    def submit(self, prompt: np.ndarray, max_tokens: int) -> None:
+        self._num_submitted += 1
+        request = Request(
+            session=0,
+            request_id=f"r{self._num_submitted}",
+            handle=self._num_submitted,
+            prompt=prompt,
+            sampling=step_pb2.Sampling(temperature=1.0, top_p=1.0, seed=self._num_submitted),
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset((EOS,)),
+        )
+        self.scheduler.submit(request, 0.0)
+
+    def random_prompt(self, length: int) -> np.ndarray:
+        return self._rng.integers(0, EOS, length).astype(np.int32)
+
+    def step(self) -> None:
+        """One plan and, with two in flight, one commit."""
+        start = time.perf_counter()
+        plan = self.scheduler.plan(0.0)
+        self.plan_us.append((time.perf_counter() - start) * 1e6)
+        assert plan is not None
+        self.plan_bytes.append(plan.ByteSize())
+        self._in_flight.append(plan)
+        if len(self._in_flight) == 2:
+            self.commit()
+
+    def commit(self) -> None:
+        plan = self._in_flight.pop(0)
+        # What the executor would report of this step; only the number of answers and the digest matter here.
+        step = self.scheduler._epoch.in_flight[0]  # type: ignore[union-attr]
+        result = step_pb2.StepResult(
+            boot_id=plan.boot_id,
+            epoch=plan.epoch,
+            step_id=plan.step_id,
+            token_ids=self._rng.integers(0, EOS, len(step.roster.rows)).astype("<i4").tobytes(),
+            forward_us=5000,
+            num_rows=step.num_rows,
+            num_stored_tokens=step.num_stored,
+        )
+        result = step_pb2.StepResult.FromString(result.SerializeToString())
+        start = time.perf_counter()
+        self.scheduler.commit(result, 0.0)
+        self.commit_us.append((time.perf_counter() - start) * 1e6)
+
+    def forget_times(self) -> None:
+        self.plan_us.clear()
+        self.commit_us.clear()
+        self.plan_bytes.clear()
+
+    def summary(self) -> dict[str, float]:
+        both = [p + c for p, c in zip(self.plan_us, self.commit_us, strict=False)]
+        return {
+            "plan_us": round(statistics.median(self.plan_us), 1),
+            "commit_us": round(statistics.median(self.commit_us), 1),
+            "both_us": round(statistics.median(both), 1),
+            "both_p99_us": round(float(np.percentile(both, 99)), 1),
+            "both_max_us": round(max(both), 1),
+            "plan_bytes": int(statistics.median(self.plan_bytes)),
+        }
+
+
+def geometry(num_rows: int, *, num_blocks: int, budget: int = 8192, max_model_len: int = 32768) -> Geometry:
+    return Geometry(num_blocks, BLOCK_SIZE, num_rows, max_model_len, budget, VOCAB_SIZE)
+
+
+def decode(num_rows: int, num_steps: int) -> dict[str, object]:
+    """Steady decode."""
+    bench = Bench(geometry(num_rows, num_blocks=num_rows * 400))
+    for i in range(num_rows):
+        bench.submit(bench.random_prompt(100 + i % BLOCK_SIZE), 8000)
+    while bench.scheduler.stats().num_waiting or bench._in_flight[-1].prefill:
+        bench.step()
+    for _ in range(50):
+        bench.step()
+    gc.collect()
+    gc.freeze()
+    bench.forget_times()
+    for _ in range(num_steps):
+        bench.step()
+    return {"mode": "decode", "rows": num_rows, **bench.summary()}
+
+
+def admission(prompt_tokens: int, warm: bool) -> dict[str, object]:
+    """Requests a second through submit, admission, one token and the end; cold, or with the prompt cached."""
+    count = 200 if prompt_tokens > 1000 else 1000
+    bench = Bench(geometry(256, num_blocks=count * (prompt_tokens // BLOCK_SIZE + 2), budget=1 << 20))
+    prompts = [bench.random_prompt(prompt_tokens) for _ in range(count)]
+    for _ in range(2 if warm else 1):
+        bench.forget_times()
+        start = time.perf_counter()
+        for prompt in prompts:
+            bench.submit(prompt, 1)
+        submit_s = time.perf_counter() - start
+        while not bench.scheduler.is_idle:
+            if bench.scheduler.stats().num_waiting or bench.scheduler.num_in_flight == 0:
+                bench.step()
+            else:
+                bench.commit()
+    total_s = submit_s + (sum(bench.plan_us) + sum(bench.commit_us)) / 1e6
+    return {
+        "mode": "admission",
+        "prompt_tokens": prompt_tokens,
+        "cache": "hit" if warm else "cold",
+        "requests_per_s": round(count / total_s),
+        "us_per_request": round(total_s / count * 1e6, 1),
+    }
+
+
+def lookup(prompt_tokens: int = 8192) -> dict[str, object]:
+    """Finding a cached prompt: hashes of its blocks, the walk, the comparison of its tokens."""
+    bench = Bench(geometry(4, num_blocks=2048, budget=1 << 20))
+    prompt = bench.random_prompt(prompt_tokens + 1)
+    bench.submit(prompt, 1)
+    bench.step()
+    bench.commit()
+    bench.submit(prompt, 1)
+    (sequence,) = bench.scheduler._registry.sequences.values()
+    memory = bench.scheduler._epoch.memory  # type: ignore[union-attr]
+    times = []
+    for _ in range(300):
+        sequence.keys = None
+        start = time.perf_counter()
+        hits = memory.find_prefix(sequence)
+        times.append((time.perf_counter() - start) * 1e6)
+    return {
+        "mode": "lookup",
+        "prompt_tokens": prompt_tokens,
+        "hits": len(hits),
+        "lookup_us": round(statistics.median(times), 1),
+        "lookup_p99_us": round(float(np.percentile(times, 99)), 1),
+    }
+
+
+def mixed(num_rows: int, num_steps: int) -> dict[str, object]:
+    """Decodes and chunked prefill together: requests of 500 + 100 tokens come as fast as they go."""
+    bench = Bench(geometry(num_rows, num_blocks=num_rows * 50, budget=num_rows + 2048))
+    while len(bench.plan_us) < num_steps + 200:
+        while bench.scheduler.stats().num_waiting < 4:
+            bench.submit(bench.random_prompt(500), 100)
+        if len(bench.plan_us) == 200:
+            gc.collect()
+            gc.freeze()
+        bench.step()
+    del bench.plan_us[:200], bench.commit_us[:200], bench.plan_bytes[:200]
+    return {"mode": "mixed", "rows": num_rows, **bench.summary()}
+
+
+def preemption(num_rows: int, num_steps: int) -> dict[str, object]:
+    """A pool too small for what was hoped: outputs are longer than anything seen before."""
+    bench = Bench(geometry(num_rows, num_blocks=num_rows * 40, budget=num_rows + 2048))
+    for _ in range(num_rows * 4):
+        bench.submit(bench.random_prompt(200), 6000)
+    for _ in range(num_steps):
+        bench.step()
+    stats = bench.scheduler.stats()
+    return {
+        "mode": "preemption",
+        "rows": num_rows,
+        "preemptions": stats.preemptions_total,
+        "recomputed_tokens": stats.recomputed_tokens_total,
+        "useful_tokens": stats.generation_tokens_total,
+        **bench.summary(),
+    }
+
+
+def _runs(arguments: argparse.Namespace) -> Iterator[Callable[[], dict[str, object]]]:
+    steps = arguments.steps
+    for mode in arguments.mode:
+        if mode == "admission":
+            for prompt_tokens in (128, 8192):
+                for warm in (False, True):
+                    yield lambda prompt_tokens=prompt_tokens, warm=warm: admission(prompt_tokens, warm)
+        elif mode == "lookup":
+            yield lookup
+        else:
+            run = {"decode": decode, "mixed": mixed, "preemption": preemption}[mode]
+            for num_rows in arguments.rows:
+                yield lambda run=run, num_rows=num_rows: run(num_rows, steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the scheduler's decisions cost.")
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument(
+        "--mode", nargs="+", default=["decode"], choices=["decode", "admission", "lookup", "mixed", "preemption"]
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    arguments = parser.parse_args()
+    for run in _runs(arguments):
+        row = run()
+        print(json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

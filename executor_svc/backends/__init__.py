@@ -1,0 +1,1 @@
+"""What computes: one class per kind of device behind one interface (base.py)."""

@@ -1,0 +1,147 @@
+"""Safetensors files of a model directory: every header checked before a single tensor is touched.
+
+Knows names, shapes and types; not what a tensor is for. Shapes are multiplied as Python ints and compared with the byte
+ranges of the header and the size of the file, so no number of a hostile or truncated file reaches an allocation.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from executor_svc.errors import StartupError
+
+MAX_HEADER_BYTES = 100 << 20
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor as its file's header describes it."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class Checkpoint:
+    """The tensors of a model directory by name; remembers which were taken."""
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self.entries: dict[str, TensorEntry] = {}
+        for file in _shards(self.directory):
+            self.entries.update(_read_header(file))
+        self._files: dict[Path, safe_open] = {}
+        self._taken: set[str] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors on disk."""
+        return sum(entry.num_bytes for entry in self.entries.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of tensor `name`, StartupError when there is none."""
+        if name not in self.entries:
+            raise StartupError(f"{self.directory}: the checkpoint lacks tensor {name!r}; is the download complete?")
+        return self.entries[name].shape
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Tensor `name` as stored, which must have exactly `shape`."""
+        found = self.shape(name)
+        entry = self.entries[name]
+        if found != shape:
+            raise StartupError(
+                f"{entry.file}: tensor {name!r} has shape {list(found)}; config.json implies {list(shape)}"
+            )
+        if entry.dtype not in _FLOATS:
+            raise StartupError(
+                f"{entry.file}: tensor {name!r} is stored as {entry.dtype}; quantised checkpoints are not supported"
+            )
+        self._taken.add(name)
+        try:
+            if entry.file not in self._files:
+                self._files[entry.file] = safe_open(entry.file, framework="pt")
+            return self._files[entry.file].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise StartupError(f"{entry.file}: tensor {name!r} cannot be read: {error}") from None
+
+    def require_all_taken(self, may_ignore: Callable[[str], bool]) -> None:
+        """A tensor nobody asked for means the model is not the one its config names."""
+        left = sorted(name for name in self.entries if name not in self._taken and not may_ignore(name))
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise StartupError(
+                f"{self.directory}: tensor {left[0]!r}{more} does not belong to the architecture of config.json"
+            )
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._files.clear()
+
+
+def _shards(directory: Path) -> list[Path]:
+    """The safetensors files of the model, all of which exist."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise StartupError(f"{directory} holds neither model.safetensors nor its index: only safetensors are loaded")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise StartupError(f"{index} cannot be read: {error!r}") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise StartupError(f"{index} names {name!r}; shards must lie beside it")
+        if not (directory / name).is_file():
+            raise StartupError(f"{index} names {name}, which is missing; is the download complete?")
+    return [directory / name for name in names]
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    """The entries of one safetensors file, checked against its size."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise StartupError(f"{file} is truncated or not a safetensors file")
+            header = json.loads(stream.read(length))
+        entries = {name: _entry(file, name, item) for name, item in header.items() if name != "__metadata__"}
+        end = max((item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"), default=0)
+    except OSError as error:
+        raise StartupError(f"{file} cannot be read: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise StartupError(f"{file} has a damaged header: {error!r}") from None
+    if 8 + length + end != size:
+        raise StartupError(
+            f"{file} has {size} bytes where its header implies {8 + length + end}; is the download complete?"
+        )
+    return entries
+
+
+def _entry(file: Path, name: str, item: dict) -> TensorEntry:
+    shape = tuple(item["shape"])
+    begin, end = item["data_offsets"]
+    if item["dtype"] not in _ITEM_BYTES:
+        raise StartupError(f"{file}: tensor {name!r} has unknown type {item['dtype']!r}")
+    num_bytes = _ITEM_BYTES[item["dtype"]]
+    for extent in shape:
+        if isinstance(extent, bool) or not isinstance(extent, int) or extent < 0:
+            raise ValueError(f"shape of {name!r}")
+        num_bytes *= extent
+    if begin < 0 or end - begin != num_bytes:
+        raise ValueError(f"byte range of {name!r}")
+    return TensorEntry(file, item["dtype"], shape, num_bytes)

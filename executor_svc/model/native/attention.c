@@ -1,0 +1,217 @@
+/* Causal attention over block tables, reading pages in place: softmax(q k^T) v with a running maximum over tiles of 128
+ * positions. Tiles and groups begin at absolute multiples of their size, and a masked position adds exactly nothing, so a
+ * query's result does not depend on what is computed beside it.
+ *
+ * The rows of a chunk are its tokens times the query heads that share a key head. What lies in a page beyond the sequence is
+ * never multiplied: scores there are replaced, and the last group of values is copied with its tail cleared.
+ */
+#include "engine.h"
+
+typedef struct {
+    const Step *step;
+    int layer, head, kind;
+    const int32_t *table;
+    int64_t length;  /* positions that exist */
+    int per;         /* elements in a word */
+    int segment;     /* positions per segment of values */
+    char *copies;    /* room for cleaned or rearranged groups */
+} Pages;
+
+int64_t queries_per_chunk(const Step *step) {
+    int64_t group = step->num_heads / step->num_kv_heads;
+    return group >= ROWS ? 1 : ROWS / group;
+}
+
+static const char *page(const Pages *p, void *const *pages, int64_t position) {
+    const Step *s = p->step;
+    int64_t block = p->table[position / s->block_size], element = p->kind == BF16 ? 2 : 4;
+    return (const char *)pages[p->layer] + (block * s->num_kv_heads + p->head) * s->block_size * s->head_dim * element;
+}
+
+static inline void copy_element(int kind, char *to, int64_t i, const char *from, int64_t j) {
+    if (kind == BF16) ((uint16_t *)to)[i] = ((const uint16_t *)from)[j];
+    else ((float *)to)[i] = ((const float *)from)[j];
+}
+
+/* The panel of keys for 16 positions. */
+static const uint32_t *key_panel(const Pages *p, int64_t position, char *room) {
+    const Step *s = p->step;
+    int64_t size = s->head_dim, per = p->per;
+    if (s->block_size % PANEL == 0) {
+        int64_t offset = position % s->block_size;
+        if (position >= p->length) position = 0, offset = 0; /* masked later: any readable panel does */
+        return (const uint32_t *)page(p, s->key_pages, position) + offset / PANEL * (size / per) * PANEL;
+    }
+    for (int64_t i = 0; i < PANEL; i++) {
+        int64_t at = position + i < p->length ? position + i : 0;
+        const char *keys = page(p, s->key_pages, at);
+        for (int64_t d = 0; d < size; d++)
+            copy_element(p->kind, room, (d / per * PANEL + i) * per + d % per, keys, at % s->block_size * size + d);
+    }
+    return (const uint32_t *)room;
+}
+
+/* Copies a segment of values into panels, zero beyond the sequence. */
+static void copy_values(const Pages *p, int64_t position, char *room) {
+    const Step *s = p->step;
+    int64_t size = s->head_dim, paged = s->block_size % PANEL == 0;
+    memset(room, 0, (size_t)(p->segment * size * (p->kind == BF16 ? 2 : 4)));
+    for (int64_t i = 0; i < p->segment && position + i < p->length; i++) {
+        int64_t offset = (position + i) % s->block_size;
+        const char *values = page(p, s->value_pages, position + i);
+        if (p->kind == F32) {
+            memcpy(room + i * size * 4, values + offset * size * 4, size * 4);
+            continue;
+        }
+        for (int64_t d = 0; d < size; d++) {
+            int64_t to = (d / PANEL * (GROUP / 2) + i / 2) * PANEL * 2 + d % PANEL * 2 + i % 2;
+            int64_t from = paged ? (d / PANEL * (s->block_size / 2) + offset / 2) * PANEL * 2 + d % PANEL * 2 + offset % 2
+                                 : offset * size + d;
+            ((uint16_t *)room)[to] = ((const uint16_t *)values)[from];
+        }
+    }
+}
+
+/* Two half groups of bfloat16 values, each whole within a page, side by side. */
+static void join_halves(const Pages *p, int64_t position, char *room) {
+    const Step *s = p->step;
+    for (int half = 0; half < 2; half++) {
+        const char *values = page(p, s->value_pages, position + half * PANEL);
+        int64_t offset = (position + half * PANEL) % s->block_size;
+        for (int64_t d = 0; d < s->head_dim / PANEL; d++)
+            memcpy(room + (d * 16 + half * 8) * 64, values + (d * (s->block_size / 2) + offset / 2) * 64, 8 * 64);
+    }
+}
+
+/* The first panel of a segment of values; the next ones follow *panel_words apart. */
+static const uint32_t *value_segment(const Pages *p, int64_t position, char *room, int *panel_words) {
+    const Step *s = p->step;
+    int64_t offset = position % s->block_size;
+    int whole = position + p->segment <= p->length;
+    if (p->kind == F32) {
+        *panel_words = PANEL;
+        if (whole && offset + p->segment <= s->block_size)
+            return (const uint32_t *)page(p, s->value_pages, position) + offset * s->head_dim;
+        copy_values(p, position, room);
+        return (const uint32_t *)room;
+    }
+    if (whole && s->block_size % GROUP == 0) {
+        *panel_words = (int)(s->block_size / 2) * PANEL;
+        return (const uint32_t *)page(p, s->value_pages, position) + offset / 2 * PANEL;
+    }
+    *panel_words = GROUP / 2 * PANEL;
+    if (whole && s->block_size % PANEL == 0) join_halves(p, position, room);
+    else copy_values(p, position, room);
+    return (const uint32_t *)room;
+}
+
+/* Scores of one row over a tile become weights; returns the factor by which what was summed before must shrink. */
+static float soften(float *score, int64_t begin, int64_t end, int64_t first, int64_t last, const Op *op, float *maximum,
+                    float *total) {
+    v16 largest = splat(-INFINITY);
+    v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t at = begin; at < end; at += 16) {
+        v16 *s = (v16 *)(score + (at - begin));
+        v16 x = *s * op->factor;
+        if (op->softcap > 0) x = vtanh(x / op->softcap) * op->softcap;
+        v16i position = lane + (int32_t)at;
+        x = choose((position >= (int32_t)first) & (position <= (int32_t)last), x, splat(-INFINITY));
+        largest = vmax(largest, x);
+        *s = x;
+    }
+    float before = *maximum, now = max16(largest);
+    now = now > before ? now : before;
+    if (now == -INFINITY) {
+        memset(score, 0, (size_t)(end - begin) * 4);
+        return 1.0f;
+    }
+    v16 sum = {0};
+    for (int64_t at = begin; at < end; at += 16) {
+        v16 *s = (v16 *)(score + (at - begin));
+        *s = vexp(*s - now);
+        sum += *s;
+    }
+    float shrink = before == -INFINITY ? 0.0f : vexp(splat(before - now))[0];
+    *total = *total * shrink + sum16(sum);
+    *maximum = now;
+    return shrink;
+}
+
+static void gather_queries(const Step *step, const Op *op, const Query *query, int head, int kind, char *to, int row_bytes) {
+    int64_t group = step->num_heads / step->num_kv_heads, bytes = step->head_dim * (kind == BF16 ? 2 : 4);
+    for (int64_t i = 0; i < query->count * group; i++) {
+        int64_t token = query->first + i / group, q_head = head * group + i % group;
+        const char *from = row_of(step, op->source, token);
+        memcpy(to + i * row_bytes, from + q_head * bytes, bytes);
+    }
+}
+
+static void write_result(const Step *step, const Op *op, const Query *query, int head, const float *sums, const float *totals) {
+    int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim;
+    for (int64_t i = 0; i < query->count * group; i++) {
+        int64_t token = query->first + i / group, q_head = head * group + i % group;
+        char *out = row_of(step, op->target, token);
+        float inverse = 1.0f / totals[i];
+        for (int64_t d = 0; d < size; d += 16) {
+            v16 y = *(const v16 *)(sums + i * MAX_HEAD_DIM + d) * inverse;
+            if (op->target_kind == BF16) store_bf16((uint16_t *)out + q_head * size + d, y);
+            else *(v16 *)((float *)out + q_head * size + d) = y;
+        }
+    }
+}
+
+/* sums += weights x values over one tile. */
+static void add_values(const Pages *p, int rows, const char *weights, int64_t begin, int64_t end, float *sums) {
+    const Step *s = p->step;
+    int segments = (int)ceil_div(end - begin, p->segment), strides[TILE / PANEL];
+    const uint32_t *base[TILE / PANEL], *b[TILE / PANEL * 4];
+    for (int i = 0; i < segments; i++) {
+        char *room = p->copies + i * p->segment * s->head_dim * (p->kind == BF16 ? 2 : 4);
+        base[i] = value_segment(p, begin + i * p->segment, room, &strides[i]);
+    }
+    for (int64_t d = 0; d < s->head_dim; d += 4 * PANEL) {
+        int panels = s->head_dim - d < 4 * PANEL ? (int)((s->head_dim - d) / PANEL) : 4;
+        for (int i = 0; i < segments; i++)
+            for (int j = 0; j < panels; j++) b[i * panels + j] = base[i] + (d / PANEL + j) * strides[i];
+        multiply(p->kind, (const uint32_t *)weights, TILE / p->per, rows, b, panels, segments, p->segment / p->per,
+                 p->kind == F32 ? (int)s->head_dim : PANEL, sums + d, MAX_HEAD_DIM, 1);
+    }
+}
+
+void attention_chunk(const Step *step, const Op *op, const Query *query, int head) {
+    int kind = (int)step->kv_kind, rows = (int)(query->count * (step->num_heads / step->num_kv_heads));
+    int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim;
+    char queries[ROWS * MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
+    char copies[TILE * MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
+    float sums[ROWS * MAX_HEAD_DIM] __attribute__((aligned(64))), scores[ROWS * TILE] __attribute__((aligned(64)));
+    uint16_t halves[ROWS * TILE] __attribute__((aligned(64)));
+    float maxima[ROWS], totals[ROWS];
+    Pages pages = {step, op->layer, head, kind, step->block_tables + query->row * step->table_stride,
+                   query->position + query->count, kind == BF16 ? 2 : 1, kind == BF16 ? GROUP : PANEL, copies};
+    int row_bytes = (int)size * (kind == BF16 ? 2 : 4);
+    gather_queries(step, op, query, head, kind, queries, row_bytes);
+    memset(sums, 0, (size_t)(rows > 16 ? ROWS : 16) * MAX_HEAD_DIM * 4);
+    for (int i = 0; i < rows; i++) maxima[i] = -INFINITY, totals[i] = 0;
+    int64_t lowest = op->window && query->position >= op->window ? query->position - op->window + 1 : 0;
+    for (int64_t tile = lowest / TILE * TILE; tile < pages.length; tile += TILE) {
+        int64_t begin = tile > lowest / GROUP * GROUP ? tile : lowest / GROUP * GROUP;
+        int64_t end = tile + TILE < pages.length ? tile + TILE : ceil_div(pages.length, GROUP) * GROUP;
+        for (int64_t at = begin; at < end; at += COLUMNS) {
+            const uint32_t *b[4];
+            int panels = end - at < COLUMNS ? (int)((end - at) / PANEL) : 4;
+            for (int j = 0; j < panels; j++) b[j] = key_panel(&pages, at + j * PANEL, copies + j * PANEL * size * 4);
+            multiply(kind, (const uint32_t *)queries, row_bytes / 4, rows, b, panels, 1, (int)size / pages.per, PANEL,
+                     scores + (at - begin), TILE, 0);
+        }
+        for (int i = 0; i < rows; i++) {
+            int64_t last = query->position + i / group, first = op->window && last >= op->window ? last - op->window + 1 : 0;
+            float shrink = soften(scores + i * TILE, begin, end, first, last, op, &maxima[i], &totals[i]);
+            if (shrink != 1.0f)
+                for (int64_t d = 0; d < size; d += 16) *(v16 *)(sums + i * MAX_HEAD_DIM + d) *= shrink;
+            if (kind == BF16)
+                for (int64_t j = 0; j < end - begin; j += 16) store_bf16(halves + i * TILE + j, *(v16 *)(scores + i * TILE + j));
+        }
+        add_values(&pages, rows, kind == BF16 ? (char *)halves : (char *)scores, begin, end, sums);
+    }
+    write_result(step, op, query, head, sums, totals);
+}

@@ -1,0 +1,166 @@
+/* What happens to one token at a time: embedding, norms, quantisation, rotary embedding and the write into the cache. */
+#include "engine.h"
+
+static float half_to_float(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * ldexpf((float)fraction, -24);
+    uint32_t u = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static int64_t end_of(const Step *step, const Op *op, int64_t chunk) {
+    int64_t rows = num_rows_of(step, op), end = (chunk + 1) * TOKENS_PER_CHUNK;
+    return end < rows ? end : rows;
+}
+
+void embed_chunk(const Step *step, const Op *op, int64_t chunk) {
+    int64_t end = end_of(step, op, chunk);
+    for (int64_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) {
+        float *x = (float *)row_of(step, op->target, t);
+        int64_t base = step->token_ids[t] * op->n;
+        for (int64_t i = 0; i < op->n; i++) {
+            float value = op->kind == F32    ? ((const float *)op->weight)[base + i]
+                          : op->kind == BF16 ? from_bf16(((const uint16_t *)op->weight)[base + i])
+                                             : half_to_float(((const uint16_t *)op->weight)[base + i]);
+            x[i] = value * op->factor;
+        }
+    }
+}
+
+/* Sixteen partial sums, then their sum: the same order whatever the caller. n is a multiple of 16 or ends in scalars. */
+static float mean_square(const float *x, int64_t n) {
+    v16 sum = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) sum += *(const v16 *)(x + i) * *(const v16 *)(x + i);
+    float total = sum16(sum);
+    for (; i < n; i++) total += x[i] * x[i];
+    return total / (float)n;
+}
+
+/* Bytes q with x = (q - 128) * scale. */
+static float quantise(const float *x, int64_t n, uint8_t *q) {
+    float largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    for (int64_t i = 0; i < n; i++) q[i] = (uint8_t)(128 + (int32_t)lrintf(x[i] * inverse));
+    return scale;
+}
+
+static void write_as(const Step *step, const Op *op, int64_t row, const float *x) {
+    char *out = row_of(step, op->target, row);
+    if (op->target_kind == INT8) {
+        ((float *)step->buffers[op->row_scale].data)[row] = quantise(x, op->n, (uint8_t *)out);
+    } else if (op->target_kind == BF16) {
+        int64_t i = 0;
+        for (; i + 16 <= op->n; i += 16) store_bf16((uint16_t *)out + i, *(const v16 *)(x + i));
+        for (; i < op->n; i++) ((uint16_t *)out)[i] = to_bf16(x[i]);
+    } else {
+        memcpy(out, x, op->n * 4);
+    }
+}
+
+/* target = norm(source), or target += factor * norm(source) for norms that close a branch. No weight: only the conversion. */
+void norm_chunk(const Step *step, const Op *op, int64_t chunk) {
+    int64_t end = end_of(step, op, chunk);
+    float y[op->n];
+    for (int64_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) {
+        const float *x = (const float *)row_of(step, op->source, t);
+        float scale = op->weight ? 1.0f / sqrtf(mean_square(x, op->n) + op->epsilon) : 1.0f;
+        const float *weight = op->weight;
+        for (int64_t i = 0; i < op->n; i++) y[i] = x[i] * scale * (weight ? weight[i] : 1.0f);
+        if (op->epilogue == ADD) {
+            float *sum = (float *)row_of(step, op->target, t);
+            for (int64_t i = 0; i < op->n; i++) sum[i] += op->factor * y[i];
+        } else {
+            write_as(step, op, t, y);
+        }
+    }
+}
+
+/* The rows whose logits are wanted; n is in bytes. */
+void gather_chunk(const Step *step, const Op *op, int64_t chunk) {
+    for (int64_t t = chunk * TOKENS_PER_CHUNK; t < end_of(step, op, chunk); t++)
+        memcpy(row_of(step, op->target, t), row_of(step, op->source, step->logits_index[t]), op->n);
+}
+
+/* Activations of op->kind become bytes. */
+void quantise_chunk(const Step *step, const Op *op, int64_t chunk) {
+    int64_t end = end_of(step, op, chunk);
+    float y[op->n];
+    for (int64_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) {
+        const void *x = row_of(step, op->source, t);
+        for (int64_t i = 0; i < op->n; i++) y[i] = op->kind == BF16 ? from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
+        write_as(step, op, t, y);
+    }
+}
+
+static void normalise(float *x, const float *weight, int64_t n, float epsilon) {
+    float scale = 1.0f / sqrtf(mean_square(x, n) + epsilon);
+    for (int64_t i = 0; i < n; i++) x[i] = x[i] * scale * weight[i];
+}
+
+static void turn(float *x, const float *cosine, const float *sine, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+/* Place of element d of the token at `offset` in a page, in elements. Keys and values are panels when pages hold whole ones. */
+static inline int64_t key_place(const Step *step, int64_t offset, int64_t d) {
+    int64_t per = step->kv_kind == BF16 ? 2 : 1;
+    if (step->block_size % PANEL) return offset * step->head_dim + d;
+    return (offset / PANEL * (step->head_dim / per) + d / per) * PANEL * per + offset % PANEL * per + d % per;
+}
+static inline int64_t value_place(const Step *step, int64_t offset, int64_t d) {
+    if (step->kv_kind == F32 || step->block_size % PANEL) return offset * step->head_dim + d;
+    return (d / PANEL * (step->block_size / 2) + offset / 2) * PANEL * 2 + d % PANEL * 2 + offset % 2;
+}
+
+static void write_cache(const Step *step, int layer, int64_t head, int64_t slot, const float *k, const float *v) {
+    int64_t block = slot / step->block_size, offset = slot % step->block_size;
+    int64_t page = (block * step->num_kv_heads + head) * step->block_size * step->head_dim;
+    if (step->kv_kind == BF16) {
+        uint16_t *keys = (uint16_t *)step->key_pages[layer] + page, *values = (uint16_t *)step->value_pages[layer] + page;
+        for (int64_t d = 0; d < step->head_dim; d++) {
+            keys[key_place(step, offset, d)] = to_bf16(k[d]);
+            values[value_place(step, offset, d)] = to_bf16(v[d]);
+        }
+    } else {
+        float *keys = (float *)step->key_pages[layer] + page, *values = (float *)step->value_pages[layer] + page;
+        for (int64_t d = 0; d < step->head_dim; d++) {
+            keys[key_place(step, offset, d)] = k[d];
+            values[value_place(step, offset, d)] = v[d];
+        }
+    }
+}
+
+/* Queries and keys are normed (where the family does) and turned; queries go to the target, keys and values to their pages. */
+void rope_chunk(const Step *step, const Op *op, int64_t chunk) {
+    int64_t end = end_of(step, op, chunk);
+    int64_t size = step->head_dim, q_size = step->num_heads * size, kv_size = step->num_kv_heads * size;
+    int64_t half = op->rope_dim / 2;
+    for (int64_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) {
+        float *q = (float *)row_of(step, op->source, t);
+        float *k = q + q_size, *v = k + kv_size;
+        if (op->q_norm && step->full_norm) {
+            normalise(q, op->q_norm, q_size, op->epsilon);
+            normalise(k, op->k_norm, kv_size, op->epsilon);
+        }
+        for (int64_t h = 0; h < step->num_heads + step->num_kv_heads; h++) {
+            float *x = q + h * size;
+            if (op->q_norm && !step->full_norm) normalise(x, h < step->num_heads ? op->q_norm : op->k_norm, size, op->epsilon);
+            if (half) turn(x, op->cosine + step->positions[t] * half, op->sine + step->positions[t] * half, half);
+        }
+        char *out = row_of(step, op->target, t);
+        if (step->kv_kind == BF16)
+            for (int64_t i = 0; i < q_size; i += 16) store_bf16((uint16_t *)out + i, *(const v16 *)(q + i));
+        else
+            memcpy(out, q, q_size * 4);
+        for (int64_t h = 0; h < step->num_kv_heads; h++)
+            write_cache(step, op->layer, h, step->slot_mapping[t], k + h * size, v + h * size);
+    }
+}

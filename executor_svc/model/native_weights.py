@@ -1,0 +1,123 @@
+"""Weights in the native engine's form: panels of sixteen outputs, in one arena of huge pages."""
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.native import BF16, F16, F32, INT8, Engine
+from executor_svc.model.weights import LinearWeights
+
+PANEL = 16
+_HUGE_PAGE = 2 << 20
+_KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
+
+
+def kind_of(dtype: torch.dtype) -> int:
+    """The engine's number for an element type."""
+    return _KINDS[dtype]
+
+
+def padded_bytes(size: int, kind: int) -> int:
+    """Bytes of one row of `size` activations, padded as the matrix kernel wants it."""
+    return _round_up(size * {F32: 4, BF16: 2, INT8: 1}[kind], 64)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _words(kind: int, inputs: int) -> int:
+    return inputs if kind == F32 else padded_bytes(inputs, kind) // 4
+
+
+def _packed_bytes(kind: int, outputs: int, inputs: int) -> int:
+    return _round_up(outputs, PANEL) * _words(kind, inputs) * 4
+
+
+@dataclass
+class PackedLinear:
+    """One packed matrix; arrays are kept alive here, the engine sees their addresses."""
+
+    n: int
+    k: int
+    weight: int  # address in the arena
+    bias: np.ndarray | None
+    scale: np.ndarray | None
+    correction: np.ndarray | None
+
+
+class Arena:
+    """All packed weights of a model, in one mapping."""
+
+    def __init__(self, engine: Engine, config: ModelConfig, kind: int):
+        self.engine, self.kind = engine, kind
+        gate_up = 2 * _round_up(config.intermediate_size, PANEL)
+        per_layer = (
+            (config.q_size + 2 * config.kv_size, config.hidden_size),
+            (config.hidden_size, config.q_size),
+            (gate_up, config.hidden_size),
+            (config.hidden_size, config.intermediate_size),
+        )
+        size = config.num_layers * sum(_packed_bytes(kind, n, k) for n, k in per_layer)
+        self.num_bytes = size + _packed_bytes(kind, config.vocab_size, config.hidden_size)
+        self._map = mmap.mmap(-1, self.num_bytes + _HUGE_PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._next = _round_up(ctypes.addressof(ctypes.c_char.from_buffer(self._map)), _HUGE_PAGE)
+        self._end = self._next + self.num_bytes
+
+    def pack(self, weights: LinearWeights) -> PackedLinear:
+        """y = x @ weight.T + bias."""
+        return self._pack([weights])
+
+    def pack_gated(self, weights: LinearWeights) -> PackedLinear:
+        """Gate and up projection, panel by panel in turn, so that they meet in registers."""
+        half = weights.weight.shape[0] // 2
+        biases = (None, None) if weights.bias is None else (weights.bias[:half], weights.bias[half:])
+        parts = [LinearWeights(weights.weight[:half], biases[0]), LinearWeights(weights.weight[half:], biases[1])]
+        return self._pack(parts)
+
+    def _pack(self, parts: list[LinearWeights]) -> PackedLinear:
+        outputs, k = parts[0].weight.shape
+        every = len(parts)
+        n = outputs if every == 1 else every * _round_up(outputs, PANEL)
+        width = every * _round_up(outputs, PANEL)
+        quantised = self.kind == INT8
+        packed = PackedLinear(
+            n,
+            k,
+            self._take(_packed_bytes(self.kind, width, k)),
+            np.zeros(width, np.float32) if parts[0].bias is not None else None,
+            np.zeros(width, np.float32) if quantised else None,
+            np.zeros(width, np.int32) if quantised else None,
+        )
+        for first, part in enumerate(parts):
+            self._pack_part(packed, part, first, every)
+        return packed
+
+    def _pack_part(self, packed: PackedLinear, part: LinearWeights, first: int, every: int) -> None:
+        weight = part.weight if part.weight.dtype in (torch.float32, torch.bfloat16) else part.weight.float()
+        weight = weight.contiguous()
+        outputs, k = weight.shape
+        i64 = ctypes.c_int64
+        common = (ctypes.c_void_p(weight.data_ptr()), ctypes.c_int(kind_of(weight.dtype)), i64(outputs), i64(k))
+        place = (i64(first), i64(every), ctypes.c_void_p(packed.weight))
+        if packed.scale is not None and packed.correction is not None:
+            arrays = (ctypes.c_void_p(packed.scale.ctypes.data), ctypes.c_void_p(packed.correction.ctypes.data))
+            self.engine.library.pack_weight_int8(*common, *place, *arrays)
+        else:
+            self.engine.library.pack_weight(*common, ctypes.c_int(self.kind), *place)
+        if packed.bias is not None and part.bias is not None:
+            padded = np.zeros(_round_up(outputs, PANEL), np.float32)
+            padded[:outputs] = part.bias.float().numpy()
+            packed.bias.reshape(-1, every, PANEL)[:, first] = padded.reshape(-1, PANEL)
+
+    def _take(self, num_bytes: int) -> int:
+        address = self._next
+        self._next += num_bytes
+        assert self._next <= self._end, "the arena was sized from the same config"
+        return address

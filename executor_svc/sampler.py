@@ -1,0 +1,175 @@
+"""Logits -> one token per row, and logprobs for those who asked. numpy on the host; knows no device, plan or row table.
+
+    logits ─ bias ─ penalties ─ masks ─ / temperature ─ min-p ─ top-k ─ top-p ─ race ─ token
+       └── logprobs: of the unmodified distribution
+
+Greedy rows stop after the masks: the largest logit wins, the lowest id among equals. Every other draw is an
+exponential race: token i with weight exp(z_i) arrives at time e_i / exp(z_i), and the first one wins; e_i is noise.py's
+number for (seed, choice, position, i). So a draw depends on nothing but its own row's logits, and narrowing the
+candidates changes the winner only when it removes it.
+
+Ties: top-k keeps exactly k and top-p the shortest sufficient prefix, both preferring lower ids among equals.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from executor_svc.backends.base import StepOutput
+from executor_svc.errors import ComputeFault
+from executor_svc.noise import NoiseSource, draw_key, exponential
+from executor_svc.sampling import NO_LOGPROBS, History, SamplingBatch
+from protos.stepwire.wire.v1 import step_pb2
+
+_LARGEST = np.finfo(np.float32).max
+
+
+class Sampler:
+    def __init__(self, vocab_size: int):
+        self._vocab_size = vocab_size
+        self._noise = NoiseSource(vocab_size)
+        self._z = np.empty(vocab_size, np.float32)
+        self._reach = np.empty(vocab_size, np.float32)
+        self._arrival = np.empty(vocab_size, np.float32)
+
+    def sample(self, logits: np.ndarray, batch: SamplingBatch) -> StepOutput:
+        """logits: float32 [S, vocab_size], in the order of the batch; left as they are."""
+        token_ids = logits.argmax(axis=1)
+        largest = np.take_along_axis(logits, token_ids[:, None], axis=1)[:, 0]
+        if not np.isfinite(largest).all():  # argmax finds not-a-number first
+            raise ComputeFault("the model's logits are not finite")
+        token_ids = token_ids.astype(np.int32)
+        parameters = batch.parameters
+        adjusted = {}
+        for history in batch.histories:
+            row = adjust(logits[history.index], history, parameters[history.index])
+            adjusted[history.index] = row
+            token_ids[history.index] = row.argmax()
+        for index in np.flatnonzero(parameters["temperature"] > 0).tolist():
+            row = adjusted[index] if index in adjusted else logits[index]
+            token_ids[index] = self._draw(row, parameters[index], int(token_ids[index]), int(batch.positions[index]))
+        logprobs = [
+            row_logprobs(logits[index], int(token_ids[index]), count, int(batch.rows[index]))
+            for index, count in enumerate(parameters["logprobs"].tolist())
+            if count != NO_LOGPROBS
+        ]
+        return StepOutput(token_ids, logprobs)
+
+    def _draw(self, logits: np.ndarray, parameters: np.void, best: int, position: int) -> int:
+        """`best` is a token with the largest logit."""
+        key = draw_key(int(parameters["seed"]), int(parameters["choice"]), position)
+        z = self._z
+        np.subtract(logits, logits[best], out=z)
+        if parameters["temperature"] != 1:
+            with np.errstate(over="ignore"):
+                np.divide(z, parameters["temperature"], out=z)
+        candidates = keep(z, float(parameters["min_p"]), int(parameters["top_k"]), float(parameters["top_p"]))
+        if candidates is None:
+            candidates, bits = self._contenders(z, key, best)
+        else:
+            bits = self._noise.bits_of(key, candidates)
+        # Logarithms of the arrival times: nothing overflows, equal weights stay equal.
+        return int(candidates[np.argmin(np.log(exponential(bits)) - z[candidates])])
+
+    def _contenders(self, z: np.ndarray, key: int, best: int) -> tuple[np.ndarray, np.ndarray]:
+        """Every token that may arrive before `best` does, and it: (ids, bits).
+
+        e_i / exp(z_i) <= e_best is what it takes, and bits_i / 2^32 <= e_i always holds; so a cheap test in float32
+        with a margin for its rounding loses no winner, and the exact race is run by a few tokens instead of all.
+        """
+        bits = self._noise.all_bits(key)
+        limit = float(exponential(bits[best : best + 1])[0]) * 2.0**32 * (1 + 1e-5)
+        np.exp(z, out=self._reach)
+        np.multiply(self._reach, np.float32(limit), out=self._reach)
+        np.copyto(self._arrival, bits, casting="unsafe")
+        contenders = np.flatnonzero(self._arrival <= self._reach)
+        return contenders, bits[contenders]
+
+
+def adjust(logits: np.ndarray, history: History, parameters: np.void) -> np.ndarray:
+    """A copy with this row's bias, penalties and masks."""
+    row, sets = logits.copy(), history.sets
+    row[sets.bias_ids] += sets.bias_values
+    repetition = parameters["repetition"]
+    if repetition != 1:
+        seen = np.zeros(len(row), bool)
+        seen[history.prompt] = seen[history.output] = True
+        ids = np.flatnonzero(seen)
+        with np.errstate(over="ignore"):
+            scaled = np.where(row[ids] > 0, row[ids] / repetition, row[ids] * repetition)
+        row[ids] = np.minimum(scaled, _LARGEST)
+    if parameters["presence"] or parameters["frequency"]:
+        ids, counts = np.unique(history.output, return_counts=True)
+        row[ids] -= parameters["presence"] + parameters["frequency"] * counts.astype(np.float32)
+    if len(sets.allowed):
+        allowed = np.full_like(row, -np.inf)
+        allowed[sets.allowed] = row[sets.allowed]
+        row = allowed
+    if len(history.output) < parameters["min_tokens"]:
+        barred = row[sets.stop]
+        row[sets.stop] = -np.inf
+        if row.max() == -np.inf:  # only stop tokens are allowed: what the client allows wins
+            row[sets.stop] = barred
+    return row
+
+
+def keep(z: np.ndarray, min_p: float, top_k: int, top_p: float) -> np.ndarray | None:
+    """Ids, ascending, that the three filters leave; None when all are off. z: log weights, the largest is 0."""
+    ids = None
+    if min_p > 0:
+        ids = np.flatnonzero(z >= np.log(min_p))
+    if 0 < top_k < (len(z) if ids is None else len(ids)):
+        ids = _narrow(z, ids, lambda values: _largest(values, top_k))
+    if top_p < 1:
+        ids = _narrow(z, ids, lambda values: _nucleus(values, top_p))
+    return ids
+
+
+def _narrow(z: np.ndarray, ids: np.ndarray | None, choose: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Those of `ids` (None: all) whose places `choose` returns."""
+    return choose(z) if ids is None else ids[choose(z[ids])]
+
+
+def _largest(values: np.ndarray, k: int) -> np.ndarray:
+    """Places, ascending, of the k largest values, k >= 1; among those equal to the k-th, the first ones."""
+    kth = np.partition(values, len(values) - k)[len(values) - k]
+    return _at_least(values, kth, k)
+
+
+def _nucleus(values: np.ndarray, p: float) -> np.ndarray:
+    """Places, ascending, of the largest values that together have a share p of the weight."""
+    weights = np.exp(values)
+    wanted = p * weights.sum(dtype=np.float64)
+    # Look only at a head of the distribution that is sure to hold them.
+    for floor in (1e-2, 1e-4, 1e-6, 0.0):
+        head = np.flatnonzero(weights >= floor)
+        if weights[head].sum(dtype=np.float64) >= wanted:
+            break
+    descending = np.sort(values[head])[::-1]
+    mass = np.cumsum(np.exp(descending), dtype=np.float64)
+    count = min(int(np.searchsorted(mass, wanted)) + 1, len(head))
+    return head[_at_least(values[head], descending[count - 1], count)]
+
+
+def _at_least(values: np.ndarray, kth: np.float32, k: int) -> np.ndarray:
+    """Places of the k largest values, `kth` being the k-th largest."""
+    places = np.flatnonzero(values >= kth)
+    if len(places) > k:
+        equal = np.flatnonzero(values[places] == kth)
+        places = np.delete(places, equal[k - len(places) :])
+    return places
+
+
+def row_logprobs(logits: np.ndarray, token: int, num_top: int, row: int) -> step_pb2.RowLogprobs:
+    """Of the drawn token and of the num_top most likely ones; minus infinity stays what it is."""
+    largest = logits.max()
+    log_total = float(largest) + np.log(np.exp(logits - largest).sum(dtype=np.float64))
+    top = _largest(logits, min(num_top, len(logits))) if num_top else np.empty(0, np.int64)
+    top = top[np.argsort(-logits[top], kind="stable")]
+    return step_pb2.RowLogprobs(
+        row=row,
+        logprob=float(logits[token]) - log_total,
+        rank=int(np.count_nonzero(logits > logits[token])) + 1,
+        top_token_ids=top.astype("<i4").tobytes(),
+        top_logprobs=(logits[top].astype(np.float64) - log_total).astype("<f4").tobytes(),
+    )

@@ -1,0 +1,57 @@
+"""One life of the executor: build the backend, say hello, obey until told to stop."""
+
+import json
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+
+from executor_svc.backends.base import Backend
+from executor_svc.backends.select import make_backend
+from executor_svc.config import ExecutorConfig
+from executor_svc.link import ExecutorLink, LinkSettings
+from executor_svc.startup import Startup
+from executor_svc.worker import Worker
+from protos.stepwire.wire.v1 import step_pb2
+
+
+def serve(config: ExecutorConfig, settings: LinkSettings, ready_file: Path | None) -> None:
+    startup = Startup()
+    backend = make_backend(config, startup)
+    worker = Worker(backend)
+    with ExecutorLink(hello_of(backend), settings) as link:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: link.stop())
+        startup.note(describe(backend))
+        if ready_file is not None:
+            write_ready_file(ready_file, backend)
+        worker.serve(link)
+
+
+def hello_of(backend: Backend) -> step_pb2.ExecutorHello:
+    return step_pb2.ExecutorHello(
+        geometry=backend.geometry, model=backend.identity, device=backend.device, backend=backend.name
+    )
+
+
+def describe(backend: Backend) -> str:
+    geometry, model = backend.geometry, backend.identity
+    return (
+        f"{model.architecture} in {model.dtype} on {backend.name} ({backend.device}): {geometry.num_blocks} blocks of "
+        f"{geometry.block_size} tokens, up to {geometry.max_num_seqs} sequences of {geometry.max_model_len} tokens"
+    )
+
+
+def write_ready_file(path: Path, backend: Backend) -> None:
+    """Whole or not at all: a reader never sees half of it."""
+    value = {"pid": os.getpid(), "backend": backend.name, "device": backend.device}
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(value, file)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,63 @@
+"""The loop: receive a plan, apply, copy, batch, run, append, answer.
+
+The worker decides nothing and knows no transport: a link hands it epochs and, strictly in order, plans. A plan that
+breaks the contract and nonsense from the device end the epoch with a fault. Any other exception leaves serve(): the
+process ends and the scheduler recovers by epoch.
+"""
+
+import time
+from typing import Protocol
+
+from executor_svc.backends.base import Backend
+from executor_svc.batch import build_batch
+from executor_svc.errors import EpochFault
+from executor_svc.protocol import EpochStarted
+from executor_svc.rows import RowTable
+from protos.stepwire.wire.v1 import step_pb2
+
+
+class Link(Protocol):
+    def receive(self) -> EpochStarted | step_pb2.StepPlan | None:
+        """The next thing to do, in order; None is the end."""
+
+    def send_result(self, result: step_pb2.StepResult) -> None: ...
+
+    def fault(self, message: str) -> None:
+        """Ends the epoch from this side: no plan comes until the next one begins."""
+
+
+class Worker:
+    def __init__(self, backend: Backend):
+        self.rows = RowTable(backend.geometry)
+        self._backend = backend
+
+    def serve(self, link: Link) -> None:
+        while (event := link.receive()) is not None:
+            if isinstance(event, EpochStarted):
+                self.reset()
+                continue
+            try:
+                result = self.execute(event)
+            except EpochFault as fault:
+                link.fault(str(fault))
+            else:
+                link.send_result(result)
+
+    def reset(self) -> None:
+        self.rows.reset()
+        self._backend.reset()
+
+    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
+        started = time.perf_counter_ns()
+        work = self.rows.apply(plan)
+        if work.copy.size:
+            self._backend.copy_blocks(work.copy)
+        result = step_pb2.StepResult(boot_id=plan.boot_id, epoch=plan.epoch, step_id=plan.step_id)
+        if work.rows.size:
+            output = self._backend.run(build_batch(self.rows, work))
+            self.rows.append(work, output.token_ids)
+            result.token_ids = output.token_ids.astype("<i4", copy=False).tobytes()
+            result.logprobs.extend(output.logprobs)
+        result.num_rows, result.num_stored_tokens = self.rows.digest()
+        result.forward_us = min((time.perf_counter_ns() - started) // 1000, 2**32 - 1)
+        return result

@@ -1,0 +1,78 @@
+"""`python -m scheduler_svc`: the bare scheduler, one process, no gRPC."""
+
+import logging
+import sys
+
+import typer
+
+from scheduler_svc import config as options
+from scheduler_svc.errors import StartupError
+from scheduler_svc.process import run_scheduler
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def scheduler(
+    runtime_dir: options.RuntimeDir = None,
+    bind_frontend: options.BindFrontend = "",
+    bind_executor: options.BindExecutor = "",
+    bind_beat: options.BindBeat = "",
+    curve_secret: options.CurveSecret = None,
+    curve_clients: options.CurveClients = None,
+    insecure_wire: options.InsecureWire = False,
+    max_waiting: options.MaxWaiting = 1024,
+    max_waiting_tokens: options.MaxWaitingTokens = 4_000_000,
+    policy: options.PolicyOption = options.PolicyName.FCFS,
+    pipeline_depth: options.PipelineDepth = 2,
+    prefix_caching: options.PrefixCaching = True,
+    drain_timeout: options.DrainTimeout = 30.0,
+    step_timeout: options.StepTimeout = 5.0,
+    metrics_host: options.MetricsHost = "127.0.0.1",
+    metrics_port: options.MetricsPort = 0,
+    ready_file: options.ReadyFile = None,
+    log_level: options.LogLevel = "info",
+) -> None:
+    """Plan every step for one executor, and serve any number of frontends."""
+    options.check_environment(options.KNOWN_VARIABLES)
+    start_logging(log_level)
+    places = options.endpoints(runtime_dir, frontend=bind_frontend, executor=bind_executor, beat=bind_beat)
+    run_scheduler(
+        options.SchedulerConfig(
+            bind_frontend=places.frontend,
+            bind_executor=places.executor,
+            bind_beat=places.beat,
+            curve_secret=curve_secret,
+            curve_clients=curve_clients,
+            insecure_wire=insecure_wire,
+            max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+            policy=policy,
+            pipeline_depth=pipeline_depth,
+            prefix_caching=prefix_caching,
+            drain_timeout_s=drain_timeout,
+            step_timeout_s=step_timeout,
+            metrics_host=metrics_host,
+            metrics_port=metrics_port,
+            ready_file=ready_file,
+        )
+    )
+
+
+def start_logging(level: str) -> None:
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise StartupError(f"unknown log level {level!r}: use debug, info, warning or error")
+    logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+
+
+def main() -> None:
+    try:
+        app()
+    except StartupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The prefix index: from the tokens of a prefix to the block that holds their keys and values.
+
+Knows tokens and block numbers, not who owns them. A full block is found under a keyed 128-bit hash of everything up to
+and including it. The hash is a sum, over all positions p of the prefix, of token[p] times a secret 64-bit number for p, in
+two lanes modulo 2^64, on top of a keyed root made from tenant and salt:
+
+    hash[i] = root(tenant, salt) + sum over p < (i + 1) * block_size of (token[p] + 1) * secret[lane, p]
+
+Being a sum, the hashes of a whole prompt are one numpy pass and a running hash is continued by adding; its numbers being
+secret and different at each position, a collision cannot be planned (a polynomial in one secret would not do: its
+collisions modulo 2^64 do not depend on the secret). And a hash alone is never believed: the tokens of each block and the
+root of its chain are compared on a hit.
+"""
+
+import hashlib
+
+import numpy as np
+
+KEY_BYTES = 16
+
+
+class PrefixIndex:
+    def __init__(self, hash_key: bytes, num_blocks: int, block_size: int):
+        self.block_size = block_size
+        self._seed = hashlib.blake2b(b"positions", key=hash_key[:64]).digest()
+        # secret numbers [num_positions / block_size, lane, block_size], extended as longer prefixes come
+        self._secrets = np.empty((0, 2, block_size), np.uint64)
+        # Hash of a prefix -> the block with its last tokens. Inverse of `_key_of` where that is set.
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: list[bytes | None] = [None] * num_blocks
+        # What a named block holds.
+        self._tokens = np.zeros((num_blocks, block_size), np.int32)
+        self._roots = np.zeros(num_blocks, np.uint64)
+
+    def hashes(self, chain: np.ndarray, tokens: np.ndarray, first_block: int = 0) -> np.ndarray:
+        """uint64 [num_full_blocks, 2]: continues `chain`, which covers `first_block` blocks, over `tokens`."""
+        count = len(tokens) // self.block_size
+        end = first_block + count
+        if end > len(self._secrets):
+            self._extend(end)
+        tokens_NB = tokens[: count * self.block_size].reshape(count, self.block_size).astype(np.uint64) + np.uint64(1)
+        sums = np.einsum("nlb,nb->nl", self._secrets[first_block:end], tokens_NB)
+        return np.cumsum(sums, axis=0, dtype=np.uint64) + chain
+
+    def next_hashes(self, chains: np.ndarray, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """For many prefixes at once: each of `chains` [n, 2] continued by one block, its `blocks[i]`-th, of `tokens` [n, b]."""
+        end = int(blocks.max()) + 1
+        if end > len(self._secrets):
+            self._extend(end)
+        tokens_NB = tokens.astype(np.uint64) + np.uint64(1)
+        return np.einsum("nlb,nb->nl", self._secrets.take(blocks, axis=0), tokens_NB) + chains
+
+    def find(self, keys: bytes, tokens: np.ndarray, root: np.ndarray, max_blocks: int) -> list[int]:
+        """The blocks of the longest known prefix, at most `max_blocks` of them."""
+        hits: list[int] = []
+        get = self._block_of.get
+        for start in range(0, max_blocks * KEY_BYTES, KEY_BYTES):
+            block = get(keys[start : start + KEY_BYTES])
+            if block is None:
+                break
+            hits.append(block)
+        if not hits:
+            return hits
+        wanted = tokens[: len(hits) * self.block_size].reshape(len(hits), self.block_size)
+        same = (self._tokens[hits] == wanted).all(axis=1) & (self._roots[hits] == root[0])
+        return hits if same.all() else hits[: int(same.argmin())]
+
+    def publish(self, key: bytes, block: int, root: np.ndarray) -> bool:
+        """Names a block; its tokens are set by `hold`. False: the prefix has a block already, this one stays nameless."""
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        self._roots[block] = root[0]
+        return True
+
+    def hold(self, blocks: list[int], tokens: np.ndarray) -> None:
+        """What blocks hold, [n, block_size]; also of those that stay nameless."""
+        self._tokens[blocks] = tokens
+
+    def forget(self, block: int) -> None:
+        key = self._key_of[block]
+        assert key is not None, block
+        del self._block_of[key]
+        self._key_of[block] = None
+
+    def _extend(self, num_blocks: int) -> None:
+        num_blocks = max(64, 1 << (num_blocks - 1).bit_length())
+        stream = hashlib.shake_256(self._seed).digest(num_blocks * self.block_size * 16)
+        self._secrets = np.frombuffer(stream, "<u8").reshape(num_blocks, 2, self.block_size)
+
+    def check(self, is_named: bytearray) -> None:
+        named = {block for block, key in enumerate(self._key_of) if key is not None}
+        assert named == {block for block, flag in enumerate(is_named) if flag}
+        assert len(self._block_of) == len(named)
+        for key, block in self._block_of.items():
+            assert self._key_of[block] == key, block
+
+
+def root(hash_key: bytes, tenant: str, salt: bytes) -> np.ndarray:
+    """uint64 [2]: where a chain begins. Each part is tagged with its name and length: no two pairs run together."""
+    name = tenant.encode()
+    message = b"tenant%d:%bsalt%d:%b" % (len(name), name, len(salt), salt)
+    return np.frombuffer(hashlib.blake2b(message, key=hash_key[:64], digest_size=KEY_BYTES).digest(), "<u8")

@@ -1,0 +1,156 @@
+"""The registry: which requests live, under which names, and what is still to be told about them.
+
+Knows names, deadlines, counters and events; nothing of rows, blocks or order.
+"""
+
+import heapq
+from collections import OrderedDict
+
+import numpy as np
+
+from scheduler_svc.core.contract import Cause, Finished, Output, Request, Started
+from scheduler_svc.core.sequence import RequestState, Sequence, State
+
+NUM_OLD_STORIES = 256
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.requests: dict[str, RequestState] = {}
+        self.sequences: dict[tuple[int, int], Sequence] = {}
+        self._deadlines: list[tuple[float, int, RequestState]] = []
+        self._old_stories: OrderedDict[str, RequestState] = OrderedDict()
+        self._next_serial = 0
+        # What happened outside commit, until somebody takes it.
+        self._events = Output()
+        # Requests of which no sequence has started; the bounded queue.
+        self.num_unstarted = 0
+        self.num_unstarted_tokens = 0
+        # Smoothed seconds from one request's start to the next.
+        self.start_interval_s = 0.05
+        self._last_start: float | None = None
+
+        self.generation_tokens = 0
+        self.prompt_tokens = 0
+        self.prompt_tokens_cached = 0
+        self.recomputed_tokens = 0
+
+    # ---- coming ------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, root: np.ndarray) -> RequestState:
+        state = RequestState(request, self._next_serial, root)
+        self._next_serial += 1
+        prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
+        for choice in range(request.num_choices):
+            sequence = Sequence(state, choice, bytearray(prompt))
+            if request.delivered is not None:
+                delivered = request.delivered[choice]
+                if delivered.finished:
+                    continue
+                sequence.log += np.ascontiguousarray(delivered.token_ids, "<i4").tobytes()
+                sequence.num_preemptions = delivered.num_preemptions
+                sequence.num_resumes = delivered.num_resumes + 1
+            state.sequences.append(sequence)
+            self.sequences[request.session, sequence.handle] = sequence
+            sequence.tell(0, "submitted", sequence.num_logged)
+        if state.sequences:
+            self.requests[request.request_id] = state
+            self.num_unstarted += 1
+            self.num_unstarted_tokens += len(request.prompt)
+            if request.deadline is not None:
+                heapq.heappush(self._deadlines, (request.deadline, state.serial, state))
+        return state
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Sequences whose deadline has passed."""
+        late: list[Sequence] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late += heapq.heappop(self._deadlines)[2].sequences
+        return late
+
+    def retry_after_s(self, num_over: int) -> float:
+        """When the queue will probably have room again."""
+        return min(max(self.start_interval_s * num_over, 0.1), 60.0)
+
+    # ---- running -----------------------------------------------------------------------------------------------
+
+    def admitted(self, sequence: Sequence, num_cached: int, now: float) -> None:
+        if sequence.num_lost_tokens:
+            self.recomputed_tokens += max(sequence.num_lost_tokens - num_cached, 0)
+            sequence.num_lost_tokens = 0
+        if sequence.started:
+            return
+        sequence.started = True
+        sequence.num_cached_tokens = min(num_cached, sequence.num_prompt)
+        self._events.started.append(Started(sequence.request.session, sequence.handle, sequence.num_cached_tokens))
+        state = sequence.state_of_request
+        if not state.started:
+            self._start(state)
+            self.prompt_tokens += sequence.num_prompt
+            self.prompt_tokens_cached += sequence.num_cached_tokens
+            if self._last_start is not None:
+                self.start_interval_s += 0.1 * (min(now - self._last_start, 60.0) - self.start_interval_s)
+            self._last_start = now
+
+    def _start(self, state: RequestState) -> None:
+        state.started = True
+        self.num_unstarted -= 1
+        self.num_unstarted_tokens -= len(state.request.prompt)
+
+    # ---- going -------------------------------------------------------------------------------------------------
+
+    def remove(self, sequence: Sequence, cause: Cause, stop_token_id: int | None, message: str, told: bool) -> None:
+        """It is FINISHED; `told` says whether anybody is to hear of it."""
+        request, state = sequence.request, sequence.state_of_request
+        sequence.tell(0, f"finished {cause.name}", sequence.num_output)
+        if told:
+            self._events.finished.append(
+                Finished(
+                    session=request.session,
+                    handle=sequence.handle,
+                    cause=cause,
+                    stop_token_id=stop_token_id,
+                    num_output_tokens=sequence.num_output,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                    num_preemptions=sequence.num_preemptions,
+                    num_resumes=sequence.num_resumes,
+                    message=message,
+                )
+            )
+        del self.sequences[request.session, sequence.handle]
+        state.sequences.remove(sequence)
+        if not state.sequences:
+            if not state.started:
+                self._start(state)
+            del self.requests[request.request_id]
+            self._old_stories[request.request_id] = state
+            self._old_stories.move_to_end(request.request_id)
+            if len(self._old_stories) > NUM_OLD_STORIES:
+                self._old_stories.popitem(last=False)
+
+    def take_events(self) -> Output:
+        events, self._events = self._events, Output()
+        return events
+
+    def forget_session(self, session: int) -> None:
+        """Nothing more is told to it."""
+        self._events.started = [event for event in self._events.started if event.session != session]
+        self._events.finished = [event for event in self._events.finished if event.session != session]
+
+    def story(self, request_id: str) -> list[str]:
+        state = self.requests.get(request_id) or self._old_stories.get(request_id)
+        if state is None:
+            return []
+        return [
+            f"step {step_id}: choice {choice} {event} {' '.join(map(str, numbers))}".rstrip()
+            for step_id, choice, event, numbers in state.story
+        ]
+
+    def check(self) -> None:
+        live = [sequence for state in self.requests.values() for sequence in state.sequences]
+        assert {id(sequence) for sequence in live} == {id(sequence) for sequence in self.sequences.values()}
+        for sequence in live:
+            assert sequence.state is not State.FINISHED, sequence.state_of_request.story
+        unstarted = [state for state in self.requests.values() if not state.started]
+        assert self.num_unstarted == len(unstarted)
+        assert self.num_unstarted_tokens == sum(len(state.request.prompt) for state in unstarted)

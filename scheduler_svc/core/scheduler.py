@@ -1,0 +1,233 @@
+"""The scheduler: the face of the core. Facts in, plans and outputs out.
+
+Knows no clock, no socket, no text and no policy: time is an argument, and each decision has a file of its own. A call
+either does what it says or raises a RequestError or ProtocolViolation and has changed nothing.
+"""
+
+from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import intake
+from scheduler_svc.core.admission import LengthHistogram
+from scheduler_svc.core.committer import StopFilter, commit
+from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Request, Stats
+from scheduler_svc.core.epoch import Epoch
+from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.policy import WaitingQueue
+from scheduler_svc.core.prefix_index import root
+from scheduler_svc.core.registry import Registry
+from scheduler_svc.core.sequence import RequestState, Sequence, State
+from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
+
+
+class Scheduler:
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._registry = Registry()
+        self._queue = WaitingQueue(limits.policy)
+        self._lengths = LengthHistogram()
+        self._planner = Planner(limits, self._queue, self._registry, self._lengths)
+        # The last one known; it outlives its epoch so that requests can be judged while no executor is here.
+        self._geometry: Geometry | None = None
+        # None: no executor.
+        self._epoch: Epoch | None = None
+        # Made for the vocabulary of the epoch; None: no epoch yet.
+        self._stops: StopFilter | None = None
+        # Preemptions of epochs that are over.
+        self._num_past_preemptions = 0
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        registry, limits = self._registry, self._limits
+        intake.check_request(request)
+        if self._geometry is not None:
+            intake.check_fits(request, self._geometry)
+        if request.request_id in registry.requests:
+            raise AlreadyExists(f"request {request.request_id} is live", field="request_id")
+        if any((request.session, request.handle + i) in registry.sequences for i in range(request.num_choices)):
+            raise AlreadyExists(f"handle {request.handle} is live", field="handle")
+        # What runs already after the loss of a scheduler is not new load.
+        if request.delivered is None:
+            num_over = registry.num_unstarted + 1 - limits.max_waiting
+            num_tokens_over = registry.num_unstarted_tokens + len(request.prompt) - limits.max_waiting_tokens
+            if num_over > 0 or (num_tokens_over > 0 and registry.num_unstarted):
+                raise QueueFull("the queue is full", retry_after_s=registry.retry_after_s(max(num_over, 1)))
+        state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt))
+        self._queue.arrive(request.tenant, len(state.sequences))
+        if self._stops is not None:
+            self._stops.add(request.stop_token_ids, len(state.sequences))
+        for sequence in list(state.sequences):
+            sequence.num_charged = sequence.num_output
+            self._queue.push(sequence)
+            self._finish_if_over(sequence)
+
+    def cancel_request(self, request_id: str) -> bool:
+        state = self._registry.requests.get(request_id)
+        if state is None:
+            return False
+        self._finish_all(list(state.sequences), Cause.CANCELLED)
+        return True
+
+    def cancel_handle(self, session: int, handle: int) -> bool:
+        sequence = self._registry.sequences.get((session, handle))
+        if sequence is None:
+            return False
+        self._finish(sequence, Cause.CANCELLED)
+        return True
+
+    def drop_session(self, session: int) -> int:
+        dropped = [sequence for sequence in self._registry.sequences.values() if sequence.request.session == session]
+        for sequence in dropped:
+            self._finish(sequence, Cause.CANCELLED, told=False)
+        self._registry.forget_session(session)
+        return len(dropped)
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> step_pb2.StepPlan | None:
+        self._finish_all(self._registry.expired(now), Cause.EXPIRED)
+        if self._epoch is None:
+            return None
+        return self._planner.plan(self._epoch, now)
+
+    def commit(self, result: step_pb2.StepResult, now: float) -> Output:
+        epoch = self._epoch
+        if epoch is None or self._stops is None:
+            raise ProtocolViolation("a result, and no epoch")
+        committed = commit(epoch, result, self._stops)
+        if self._limits.inter_token_target_s is not None:
+            step = committed.step
+            self._planner.step_time.learn(step.num_tokens, step.num_stored, result.forward_us)
+        self._registry.generation_tokens += len(committed.output.token)
+        for sequence in committed.grown:
+            self._queue.charge_output(sequence)
+        for sequence, token in committed.stopped:
+            self._finish(sequence, Cause.STOP, stop_token_id=token)
+        for sequence in committed.step.final:
+            if sequence.state is not State.FINISHED:
+                self._finish(sequence, Cause.LENGTH)
+        events, output = self._registry.take_events(), committed.output
+        output.started, output.finished = events.started, events.finished
+        return output
+
+    def take_output(self) -> Output:
+        return self._registry.take_events()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._epoch.in_flight) if self._epoch is not None else 0
+
+    @property
+    def is_idle(self) -> bool:
+        """No request lives, no step is in flight and no release is owed."""
+        epoch = self._epoch
+        return not self._registry.requests and (epoch is None or not (epoch.in_flight or epoch.releases))
+
+    # ---- epochs ------------------------------------------------------------------------------------------------
+
+    def executor_lost(self) -> None:
+        if self._epoch is None:
+            return
+        self._epoch.lose()
+        self._num_past_preemptions += self._epoch.num_preemptions
+        self._epoch = None
+        self._stops = None
+        for sequence in self._registry.sequences.values():
+            sequence.fence = 0
+
+    def reset(self, geometry: Geometry, boot_id: int, epoch: int) -> None:
+        self.executor_lost()
+        self._geometry = geometry
+        self._epoch = Epoch(geometry, boot_id, epoch, self._limits, self._queue)
+        for state in list(self._registry.requests.values()):
+            self._judge_again(state, geometry)
+        self._stops = StopFilter(geometry.vocab_size)
+        for state in self._registry.requests.values():
+            self._stops.add(state.request.stop_token_ids, len(state.sequences))
+
+    def _judge_again(self, state: RequestState, geometry: Geometry) -> None:
+        """A request that waits, before an executor that may be another one than it was accepted for."""
+        try:
+            intake.check_fits(state.request, geometry)
+        except InvalidArgument as error:
+            for sequence in list(state.sequences):
+                self._finish(sequence, Cause.FAILED, message=error.message)
+        for sequence in list(state.sequences):
+            self._finish_if_over(sequence)
+
+    # ---- the end of a sequence ---------------------------------------------------------------------------------
+
+    def _finish_if_over(self, sequence: Sequence) -> None:
+        """A resumed sequence may have delivered its last token already, and only the word of its end was lost."""
+        if not sequence.num_output:
+            return
+        token = int.from_bytes(sequence.log[-4:], "little")
+        limit = sequence.num_prompt + sequence.request.max_tokens
+        if self._geometry is not None:
+            limit = sequence.limit(self._geometry)
+        if sequence.is_stop(token, sequence.num_output):
+            self._finish(sequence, Cause.STOP, stop_token_id=token)
+        elif sequence.num_logged >= limit:
+            self._finish(sequence, Cause.LENGTH)
+
+    def _finish_all(self, sequences: list[Sequence], cause: Cause) -> None:
+        for sequence in sequences:
+            self._finish(sequence, cause)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        cause: Cause,
+        *,
+        stop_token_id: int | None = None,
+        message: str = "",
+        told: bool = True,
+    ) -> None:
+        """The one way out, from whatever state."""
+        if self._epoch is not None:
+            self._epoch.retire(sequence)
+        sequence.state = State.FINISHED
+        self._queue.depart(sequence)
+        if self._stops is not None:
+            self._stops.add(sequence.request.stop_token_ids, -1)
+        if cause in (Cause.STOP, Cause.LENGTH):
+            self._lengths.learn(sequence.num_output)
+        self._registry.remove(sequence, cause, stop_token_id, message, told)
+
+    # ---- what there is to see ----------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        registry, epoch = self._registry, self._epoch
+        num_running = epoch.rows.num_live + len(epoch.finishing) if epoch is not None else 0
+        pool = epoch.memory.pool if epoch is not None else None
+        return Stats(
+            num_running=num_running,
+            num_waiting=len(registry.sequences) - num_running,
+            blocks_total=pool.num_blocks if pool else 0,
+            blocks_owned=pool.num_owned if pool else 0,
+            blocks_cached=pool.num_cached if pool else 0,
+            blocks_free=pool.num_free if pool else 0,
+            generation_tokens_total=registry.generation_tokens,
+            prompt_tokens_total=registry.prompt_tokens,
+            prompt_tokens_cached_total=registry.prompt_tokens_cached,
+            prompt_tokens_computed_total=registry.prompt_tokens - registry.prompt_tokens_cached,
+            preemptions_total=self._num_past_preemptions + (epoch.num_preemptions if epoch is not None else 0),
+            recomputed_tokens_total=registry.recomputed_tokens,
+        )
+
+    def story(self, request_id: str) -> list[str]:
+        """The last transitions of a request's sequences, oldest first."""
+        return self._registry.story(request_id)
+
+    def check(self) -> None:
+        """Asserts every law of the core."""
+        self._registry.check()
+        self._queue.check()
+        if self._epoch is not None:
+            self._epoch.check()
+        if self.is_idle and self._epoch is not None:
+            stats = self.stats()
+            assert stats.num_running == stats.num_waiting == stats.blocks_owned == 0, stats
+            assert stats.blocks_free + stats.blocks_cached == stats.blocks_total, stats
+            assert not self._epoch.rows.num_live
+            assert self._registry.num_unstarted == self._registry.num_unstarted_tokens == 0
+            assert self._queue.is_empty()

@@ -1,0 +1,172 @@
+"""The gRPC server around the service: options, health, reflection, readiness, drain. Knows no requests.
+
+Health follows the whole path: SERVING means that a request handed over now would be computed.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.stepwire.inference.v1 import inference_pb2, inference_pb2_grpc
+from scheduler_svc.errors import StartupError
+from scheduler_svc.frontend.config import FrontendConfig, join
+from scheduler_svc.frontend.service import InferenceService
+
+log = logging.getLogger(__name__)
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+NAMES = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    # A second server on the same port would silently take half of the connections.
+    ("grpc.so_reuseport", 0),
+    # Gateways ping idle connections every 30 s; the default policy kills them for it. The option that sounds right,
+    # min_recv_ping_interval_without_data_ms, does nothing.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A client that vanished without a word is found out, so that its blocks are freed.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_concurrent_streams", 16_384),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+)
+
+# After the drain: time for the last messages to leave.
+LAST_MESSAGES_S = 0.5
+
+
+class FrontendServer:
+    """`session` is a SchedulerSession that someone else starts and closes."""
+
+    def __init__(self, config: FrontendConfig, service: InferenceService, session: Any):
+        self._config = config
+        self._service = service
+        self._session = session
+        self._health = health.aio.HealthServicer()
+        self._is_serving = False
+        self._is_draining = False
+        self._health_changed = asyncio.Event()
+        self._on_first_serving: list[Callable[[], None]] = []
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listens. Must run in the loop that serves."""
+        self._server = grpc.aio.server(options=OPTIONS)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(NAMES, self._server)
+        for name in ("", *NAMES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        try:
+            port = self._server.add_insecure_port(self._config.address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise StartupError(
+                f"cannot listen on {self._config.address}: the port is in use or the address is not of this host; "
+                "choose another --port or --host"
+            )
+        self.address = join(self._config.host, port)
+        await self._server.start()
+        self._session.on_change(self._health_changed.set)
+        self._health_changed.set()
+        self._watcher = asyncio.create_task(self._watch_health())
+
+    def when_serving(self, callback: Callable[[], None]) -> None:
+        """Runs once, the first time that requests can be computed."""
+        self._on_first_serving.append(callback)
+
+    async def _watch_health(self) -> None:
+        while True:
+            await self._health_changed.wait()
+            self._health_changed.clear()
+            await self._set_serving(self._session.ready)
+
+    async def _set_serving(self, serving: bool) -> None:
+        if serving == self._is_serving or self._is_draining:
+            return
+        self._is_serving = serving
+        log.info("health serving=%s", serving)
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *NAMES):
+            await self._health.set(name, status)
+        if serving:
+            callbacks, self._on_first_serving = self._on_first_serving, []
+            for callback in callbacks:
+                callback()
+
+    async def drain(self) -> None:
+        """NOT_SERVING at once, no new streams, time for those that run, then the end."""
+        self._is_draining = True
+        await self._health.enter_graceful_shutdown()
+        log.info("draining active=%d timeout_s=%g", self._service.num_active, self._config.drain_timeout_s)
+        if not await self._service.drain(self._config.drain_timeout_s):
+            log.warning("drain timeout: %d streams are cut", self._service.num_active)
+
+    async def stop(self) -> None:
+        """Whoever is still connected is told UNAVAILABLE."""
+        self._watcher.cancel()
+        await self._server.stop(LAST_MESSAGES_S)
+
+
+def check_ready_file(path: Path) -> None:
+    """Better now than at the end of a start that it cannot be written. An old file would tell of another life."""
+    try:
+        path.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=f".{path.name}-", dir=path.parent):
+            pass
+    except OSError as error:
+        raise StartupError(f"--ready-file {path} cannot be written ({error.strerror}); choose another") from None
+
+
+def write_ready_file(path: Path, address: str) -> None:
+    """A reader sees the whole object or none."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"grpc": address, "pid": os.getpid()}, file)
+    os.replace(name, path)
+
+
+async def serve(config: FrontendConfig, service: InferenceService, session: Any) -> None:
+    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the drain."""
+    loop = asyncio.get_running_loop()
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    server = FrontendServer(config, service, session)
+    ready_file = config.ready_file
+    if ready_file is not None:
+        check_ready_file(ready_file)
+        server.when_serving(lambda: write_ready_file(ready_file, server.address))
+    await asyncio.gather(session.start(), loop.run_in_executor(None, service.chat_template.start))
+    try:
+        await server.start()
+        log.info("listening on %s", server.address)
+        await stopping.wait()
+        drain = asyncio.create_task(server.drain())
+        rush = asyncio.create_task(hurry.wait())
+        await asyncio.wait({drain, rush}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drain, rush):
+            task.cancel()
+        await server.stop()
+    finally:
+        service.close()
+        await session.close()

@@ -1,0 +1,50 @@
+import io
+
+from scheduler_svc.supervisor.console import Console
+from scheduler_svc.supervisor.model import ConsoleProgress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_there_are_plain_lines_and_no_status():
+    stream = io.StringIO()
+    console = Console(stream)
+    console.status("working")
+    console.line("executor", "hello")
+    console.say("ready")
+    assert stream.getvalue() == "executor   │ hello\nready\n"
+
+
+def test_on_a_terminal_the_status_stays_last():
+    stream = Terminal()
+    console = Console(stream)
+    console.status("one")
+    console.line("executor", "hello")
+    console.status("two")
+    console.status("")
+    console.say("done")
+    wipe = "\r\x1b[K"
+    assert stream.getvalue() == f"one{wipe}\x1b[35mexecutor  \x1b[0m │ hello\none{wipe}two{wipe}done\n"
+
+
+def test_when_nobody_reads_lines_are_dropped():
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    console = Console(Gone())
+    console.line("executor", "hello")
+    console.say("more")
+
+
+def test_slow_work_begins_and_ends_with_a_line():
+    stream = io.StringIO()
+    with ConsoleProgress(Console(stream)).task("fetching", 1000) as advance:
+        advance(400)
+        advance(600)
+    first, last = stream.getvalue().splitlines()
+    assert first == "model      │ fetching …"
+    assert last.startswith("model      │ fetching: done in 0.")
