@@ -123,13 +123,21 @@ def main() -> int:
     for row, wrong in measure_all(options.arch, options.only):
         rows.append(row)
         bad += bool(wrong)
-        text = json.dumps(row) if options.json else "  ".join(f"{key}={value}" for key, value in row.items())
-        print(text, *(f"<-- {complaint}" for complaint in wrong), flush=True)
+        print(
+            json.dumps(row) if options.json else "  ".join(f"{key}={value}" for key, value in row.items()), flush=True
+        )
+        for complaint in wrong:
+            print(f"{row['kernel']} {row['config']} on {row['arch']}: {complaint}", file=sys.stderr)
     if options.write:
-        TABLE.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+        write_table(rows)
     if bad:
-        print(f"{bad} of {len(rows)} fail the rules", file=sys.stderr)
+        print(f"{bad} of {len(rows)} break the rules", file=sys.stderr)
     return 1 if bad else 0
+
+
+def write_table(rows: list[dict]) -> None:
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    TABLE.write_text(f'{{"triton": "{triton.__version__}", "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.backends import cuda_warm_up
 from executor_svc.backends.cuda import CudaBackend, make_kv
 from executor_svc.backends.cuda_decoder import TritonDecoder
 from executor_svc.backends.cuda_step import NEWEST, StepTensors, TableMirror, arrange
@@ -18,13 +19,21 @@ from executor_svc.model.decoder import TorchDecoder
 from executor_svc.model.weights import WeightSource
 from executor_svc.rows import RowTable
 from executor_svc.sampler import Sampler
-from kernels.paged import SPLIT
+from kernels import attention_decode
 from protos.stepwire.wire.v1 import step_pb2
 from tests.unit.model.support import make_model
 
+# Shorter than the engine's, so that contexts of several splits stay quick; a multiple of the tile.
+SPLIT = 64
 GEOMETRY = step_pb2.Geometry(
-    num_blocks=64, block_size=16, max_num_seqs=6, max_model_len=400, max_num_batched_tokens=400, vocab_size=97
+    num_blocks=64, block_size=16, max_num_seqs=6, max_model_len=200, max_num_batched_tokens=200, vocab_size=97
 )
+
+
+@pytest.fixture(autouse=True)
+def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_decode, "SPLIT", SPLIT)
+    monkeypatch.setattr(cuda_warm_up, "SPLIT", SPLIT)
 
 
 def ints(values: object) -> bytes:
@@ -65,7 +74,7 @@ def plans() -> list[step_pb2.StepPlan]:
     """Prefill; a chunk beside decodes; decodes over several splits; a copy of a block; a release and a reuse."""
     return [
         step_pb2.StepPlan(
-            admit=[admit(0, 5, range(0, 2), sampling()), admit(2, SPLIT + 3, range(2, 20), adjusted())],
+            admit=[admit(0, 5, range(0, 2), sampling()), admit(2, SPLIT + 3, range(2, 8), adjusted())],
             prefill=ints([(0, 5), (2, SPLIT)]),
         ),
         step_pb2.StepPlan(
@@ -100,7 +109,10 @@ class Oracle:
         return self.sampler.sample(self.decoder.forward(batch, self.pool).numpy(), batch.sampling)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "olmo2", "gemma2"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "olmo2", "phi3", "smollm3")]
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma2", *SLOW])
 def test_the_same_plans_draw_the_same_tokens(model_type: str, tmp_path: Path) -> None:
     overrides = {"sliding_window": 40} if model_type == "gemma2" else {}
     make_model(tmp_path, model_type, num_hidden_layers=2, **overrides)
@@ -136,7 +148,7 @@ def test_a_step_can_be_launched_before_the_last_one_is_read(tmp_path: Path) -> N
     assert drawn[:3] == drawn[3:]
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow)])
 def test_a_narrow_cache_stays_close(kv_dtype: torch.dtype, tmp_path: Path) -> None:
     make_model(tmp_path, "llama", num_hidden_layers=1)
     backend, oracle, rows = make_backend(tmp_path, kv_dtype), Oracle(tmp_path), RowTable(GEOMETRY)
@@ -176,8 +188,8 @@ def test_a_padded_step_is_the_step(tmp_path: Path) -> None:
 
 
 def test_tables_upload_only_what_changed() -> None:
-    mirror, rows = TableMirror(6, 25), RowTable(GEOMETRY)
+    mirror, rows = TableMirror(6, 13), RowTable(GEOMETRY)
     first = build_batch(rows, rows.apply(plans()[0]))
     changed = dict(mirror.update(first).tolist())
-    assert {key: value for key, value in changed.items() if key // 25 == 2} == {2 * 25 + i: 2 + i for i in range(16)}
+    assert {key: value for key, value in changed.items() if key // 13 == 2} == {2 * 13 + i: 2 + i for i in range(4)}
     assert len(mirror.update(first)) == 0
