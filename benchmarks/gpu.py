@@ -8,10 +8,11 @@ Every figure names its unit. Percentages are of the copy rate or the matrix prod
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
+
+from benchmarks.config import interpret_kernels
 
 
 def main() -> int:
@@ -21,8 +22,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     if options.dry:
-        # Before triton is imported: it decides at import.
-        os.environ["TRITON_INTERPRET"] = "1"
+        interpret_kernels()
     import torch
 
     if not options.dry and not torch.cuda.is_available():

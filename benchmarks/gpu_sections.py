@@ -2,6 +2,8 @@
 
 import platform
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -86,12 +88,12 @@ def random_tables(kv: PagedKV, rows: int) -> torch.Tensor:
 
 def decode_case(
     bench: Bench, shape: tuple[int, int, int], rows: int, length: int, dtype: torch.dtype
-) -> tuple[Callable[[], torch.Tensor], dict]:
+) -> tuple[Callable[[], torch.Tensor], dict[str, Any]]:
     """A decode step of one layer, and what it was made of."""
     q_heads, _, head_size = shape
     kv = make_kv(bench, shape, rows * -(-length // BLOCK_SIZE) * BLOCK_SIZE, dtype)
     q = bench.random(rows, q_heads, head_size)
-    arguments = {
+    arguments: dict[str, Any] = {
         "block_table": random_tables(kv, rows),
         "seq_lens": torch.full((rows,), length, dtype=torch.int32, device=bench.device),
         "max_splits": num_splits(length),
@@ -168,7 +170,7 @@ def prefill(bench: Bench) -> None:
             cu_seqlens = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32)
             seq_lens = torch.full((rows,), length, dtype=torch.int32)
             work = plan_prefill(cu_seqlens.numpy(), seq_lens.numpy(), block_q_for(q_heads, kv))
-            arguments = {
+            arguments: dict[str, Any] = {
                 "block_table": random_tables(kv, rows),
                 "cu_seqlens": cu_seqlens.to(bench.device),
                 "seq_lens": seq_lens.to(bench.device),
@@ -177,11 +179,10 @@ def prefill(bench: Bench) -> None:
             }
             spec = AttentionSpec(head_size**-0.5)
             flop = 2 * q_heads * head_size * rows * length**2
-            ours = flop / bench.seconds(lambda q=q, kv=kv, spec=spec, a=arguments: prefill_attention(q, kv, spec, **a))
+            ours = flop / bench.seconds(partial(prefill_attention, q, kv, spec, **arguments))
             dense = [bench.random(rows, heads, length, head_size) for heads in (q_heads, kv_heads, kv_heads)]
-            theirs = flop / bench.seconds(
-                lambda d=dense: torch.nn.functional.scaled_dot_product_attention(*d, is_causal=True, enable_gqa=True)
-            )
+            sdpa = torch.nn.functional.scaled_dot_product_attention
+            theirs = flop / bench.seconds(partial(sdpa, dense[0], dense[1], dense[2], is_causal=True, enable_gqa=True))
             bench.add(
                 "prefill",
                 f"{shape} B={rows} S={length} causal",
@@ -214,6 +215,10 @@ def elementwise(bench: Bench) -> None:
         bench.add("elementwise", f"{name}, {tokens} tokens", GB_s=round(rate / 1e9, 1), of_copy=of_copy)
 
 
+def softmax_and_sort(logits: torch.Tensor) -> torch.Tensor:
+    return logits.softmax(-1).sort(descending=True).values
+
+
 def sampling(bench: Bench) -> None:
     for vocab in bench.pick([49152, 128256], [300]):
         for rows in bench.pick([1, 16, 64, 256], [2]):
@@ -221,7 +226,7 @@ def sampling(bench: Bench) -> None:
             integers = torch.zeros(rows, dtype=torch.int32, device=bench.device)
             scratch = torch.empty((rows, CANDIDATES), device=bench.device)
             bench.add(
-                "sampling", f"argmax {rows} x {vocab}", us=round(1e6 * bench.seconds(lambda x=logits: argmax_lse(x)), 1)
+                "sampling", f"argmax {rows} x {vocab}", us=round(1e6 * bench.seconds(partial(argmax_lse, logits)), 1)
             )
             for name, (temperature, top_p, min_p, top_k) in {
                 "plain": (1.0, 1.0, 0.0, 0),
@@ -236,9 +241,9 @@ def sampling(bench: Bench) -> None:
                     "positions": integers,
                     "scratch": scratch,
                 }
-                seconds = bench.seconds(lambda x=logits, c=columns: sample(x, **c))
+                seconds = bench.seconds(partial(sample, logits, **columns))
                 bench.add("sampling", f"{name} {rows} x {vocab}", us=round(1e6 * seconds, 1))
-            sort = bench.seconds(lambda x=logits: x.softmax(-1).sort(descending=True))
+            sort = bench.seconds(partial(softmax_and_sort, logits))
             bench.add("sampling", f"torch softmax and sort {rows} x {vocab}", us=round(1e6 * sort, 1))
 
 

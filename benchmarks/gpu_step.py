@@ -1,5 +1,6 @@
 """A whole decode step of an 8B-shaped model with random weights: eager, recorded, and against its memory roofline."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ from executor_svc.backends.cuda_decoder import TritonDecoder
 from executor_svc.backends.cuda_step import StepTensors
 from executor_svc.graphs import GraphKey
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.weights import LayerWeights, LinearWeights
+from executor_svc.model.weights import LayerWeights, LinearWeights, WeightSource
 from kernels.attention_decode import num_splits
 from protos.stepwire.wire.v1 import step_pb2
 
@@ -41,41 +42,41 @@ TINY = LLAMA_8B | {
 }
 
 
-class RandomWeights:
+class RandomWeights(WeightSource):
     """A checkpoint of noise, made where it is used."""
 
     def __init__(self, config: ModelConfig, device: str, dtype: torch.dtype) -> None:
         self.config, self._device, self._dtype = config, device, dtype
 
-    def _linear(self, outputs: int, inputs: int) -> LinearWeights:
+    def _random(self, outputs: int, inputs: int) -> LinearWeights:
         weight = torch.randn((outputs, inputs), dtype=self._dtype, device=self._device)
         return LinearWeights(weight.mul_(inputs**-0.5))
 
-    def _norm(self) -> torch.Tensor:
+    def _ones(self) -> torch.Tensor:
         return torch.ones(self.config.hidden_size, device=self._device)
 
     def embedding(self) -> torch.Tensor:
-        return self._linear(self.config.vocab_size, self.config.hidden_size).weight
+        return self._random(self.config.vocab_size, self.config.hidden_size).weight
 
     def head(self) -> LinearWeights:
-        return self._linear(self.config.vocab_size, self.config.hidden_size)
+        return self._random(self.config.vocab_size, self.config.hidden_size)
 
     def final_norm(self) -> torch.Tensor:
-        return self._norm()
+        return self._ones()
 
     def layer(self, index: int) -> LayerWeights:
         c = self.config
         return LayerWeights(
-            attention_in=self._norm(),
+            attention_in=self._ones(),
             attention_out=None,
-            mlp_in=self._norm(),
+            mlp_in=self._ones(),
             mlp_out=None,
             q_norm=None,
             k_norm=None,
-            qkv=self._linear(c.q_size + 2 * c.kv_size, c.hidden_size),
-            output=self._linear(c.hidden_size, c.q_size),
-            gate_up=self._linear(2 * c.intermediate_size, c.hidden_size),
-            down=self._linear(c.hidden_size, c.intermediate_size),
+            qkv=self._random(c.q_size + 2 * c.kv_size, c.hidden_size),
+            output=self._random(c.hidden_size, c.q_size),
+            gate_up=self._random(2 * c.intermediate_size, c.hidden_size),
+            down=self._random(c.hidden_size, c.intermediate_size),
             experts=None,
         )
 
@@ -115,7 +116,7 @@ def decode_step(bench: "Bench") -> None:
         flat = torch.zeros(sum(-(-n // 4) * 4 for n in layout), dtype=torch.int32, device=bench.device)
         step = StepTensors.of(flat, layout, max_splits=num_splits(length))
         _fill(step, length)
-        eager = bench.seconds(lambda s=step: backend._compute(s))
+        eager = bench.seconds(partial(backend._compute, step))
         read = weights + rows * kv_block_bytes(config, length, torch.bfloat16)
         figures: dict[str, object] = {"eager_ms": round(eager * 1e3, 3)}
         if not bench.dry:

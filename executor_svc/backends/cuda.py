@@ -15,7 +15,7 @@ import torch
 import triton
 
 from executor_svc.backends.base import StepOutput
-from executor_svc.backends.cuda_decoder import AttentionStep, TritonDecoder
+from executor_svc.backends.cuda_decoder import AttentionStep, SharedPrefixes, TritonDecoder
 from executor_svc.backends.cuda_sampling import DeviceLogprobs, DeviceSampler, logprob_messages, upload
 from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange, is_decode_only, splits_needed
 from executor_svc.backends.cuda_warm_up import warm_up_batches
@@ -29,12 +29,15 @@ from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.weights import WeightSource
 from executor_svc.startup import Startup
+from kernels import attention_shared
 from kernels.attention_decode import DecodeWorkspace, num_splits
 from kernels.attention_prefill import block_q_for
 from kernels.blocks import copy_blocks
-from kernels.paged import QUANT_LIMIT, PagedKV
+from kernels.paged import QUANT_LIMIT, SPLIT, PagedKV
 from protos.stepwire.wire.v1 import step_pb2
 
+# Bytes of keys and values that are read in the time by which launching a step eagerly is slower: about a millisecond.
+LEAVING_A_GRAPH_COSTS = 4 << 30
 CUDA_DEFAULTS = Defaults(block_size=16, max_num_seqs=256, max_num_batched_tokens=8192)
 
 
@@ -89,6 +92,10 @@ class CudaBackend:
         self._workspace = DecodeWorkspace(shape, where)
         self._sampler = DeviceSampler(rows, geometry.vocab_size, where)
         self._block_q = block_q_for(config.num_heads, kv[0])
+        self._rows_per_item = attention_shared.rows_per_item(config.num_heads // config.num_kv_heads, kv[0])
+        self._token_bytes = kv_block_bytes(config, 1, kv[0].cache.dtype)
+        # One memory pool for all recordings: steps run one after another, and logits are read before the next.
+        self._graph_pool = torch.cuda.graph_pool_handle() if where.type == "cuda" else None
         self.graphs: GraphTable[Recording] = GraphTable(rows, self._max_splits, self._record)
 
     def reset(self) -> None:
@@ -123,10 +130,11 @@ class CudaBackend:
         """Float32 logits of the sampled rows, in their order."""
         splits = splits_needed(batch)
         found = self.graphs.find(len(batch.rows), splits) if is_decode_only(batch) else None
-        if found is None:
+        shared = self._share(batch, worth=0 if found is None else LEAVING_A_GRAPH_COSTS)
+        if found is None or shared is not None:
             arrays = arrange(batch, block_q=self._block_q)
             flat = upload(arrays.flat(), self._where)
-            return self._compute(StepTensors.of(flat, arrays.layout(), max_splits=splits))
+            return self._compute(StepTensors.of(flat, arrays.layout(), max_splits=splits), shared)
         key, recording = found
         recording.flat.copy_(upload(arrange(batch, block_q=self._block_q, pad_to=key.num_rows).flat(), self._where))
         recording.replay()
@@ -134,9 +142,25 @@ class CudaBackend:
             return recording.logits[: len(batch.rows)]
         return recording.logits[upload(batch.logits_index.astype(np.int64), self._where)]
 
-    def _compute(self, step: StepTensors) -> torch.Tensor:
+    def _compute(self, step: StepTensors, shared: SharedPrefixes | None = None) -> torch.Tensor:
         tables = self._tables[step.rows.long()]
-        return self._decoder.forward(AttentionStep(step, tables, self._workspace), self._kv, self._newest)
+        attention = AttentionStep(step, tables, self._workspace, shared)
+        return self._decoder.forward(attention, self._kv, self._newest)
+
+    def _share(self, batch: ForwardBatch, *, worth: int) -> SharedPrefixes | None:
+        """What decoding rows share, if reading it once saves more than `worth` bytes."""
+        decoding = np.flatnonzero(np.diff(batch.cu_seqlens) == 1)
+        if np.count_nonzero(batch.seq_lens[decoding] > attention_shared.MIN_TOKENS) < attention_shared.MIN_ROWS:
+            return None
+        plan = attention_shared.plan_shared(
+            batch.block_tables[decoding], batch.seq_lens[decoding], self.geometry.block_size, self._rows_per_item
+        )
+        if plan is None or plan.saved_tokens * self._token_bytes < worth:
+            return None
+        members, work, counts = (
+            upload(part, self._where) for part in (plan.members, plan.work, plan.num_shared_splits)
+        )
+        return SharedPrefixes(members, work, counts)
 
     def _send(self, tokens: torch.Tensor, logprobs: DeviceLogprobs | None, rows: np.ndarray) -> Pending:
         if self._where.type != "cuda":
@@ -146,8 +170,13 @@ class CudaBackend:
             return tensor.to("cpu", non_blocking=True)
 
         if logprobs is not None:
-            moved = {name: home(getattr(logprobs, name)) for name in ("drawn", "ranks", "top_ids", "top_logprobs")}
-            logprobs = replace(logprobs, **moved)
+            logprobs = replace(
+                logprobs,
+                drawn=home(logprobs.drawn),
+                ranks=home(logprobs.ranks),
+                top_ids=home(logprobs.top_ids),
+                top_logprobs=home(logprobs.top_logprobs),
+            )
         tokens = home(tokens)
         arrived = torch.cuda.Event()
         arrived.record()
@@ -159,28 +188,39 @@ class CudaBackend:
         """Run a step of each kind and record every decode graph, so that serving compiles nothing."""
         for batch in warm_up_batches(self.geometry):
             self.run(batch)
+        if self.geometry.num_blocks > 1:
+            self.copy_blocks(np.array([[0, 1]]))
+        if self._max_splits > 1:
+            self._warm_sharing()
         if self._where.type == "cuda" and self._decoder.is_recordable:
             self.graphs.record_all()
         self.reset()
 
-    def _record(self, key: GraphKey) -> Recording:
-        layout = decode_layout(key.num_rows)
+    def _warm_sharing(self) -> None:
+        """One row that shares its first split with nobody else."""
+        _, step = self._blank_step(1, max_splits=2)
+        step.seq_lens.fill_(SPLIT + 1)
+        one, first = upload(np.array([1], np.int32), self._where), upload(np.array([0], np.int32), self._where)
+        work = upload(np.array([[0, 0, 1]], np.int32), self._where)
+        self._compute(step, SharedPrefixes(members=first, work=work, num_shared_splits=one))
+
+    def _blank_step(self, num_rows: int, *, max_splits: int) -> tuple[torch.Tensor, StepTensors]:
+        """(flat, its views) of a decode step in which nobody attends to or stores anything."""
+        layout = decode_layout(num_rows)
         flat = torch.zeros(sum(-(-length // 4) * 4 for length in layout), dtype=torch.int32, device=self._where)
-        step = StepTensors.of(flat, layout, max_splits=key.max_splits)
+        step = StepTensors.of(flat, layout, max_splits=max_splits)
         step.slots.fill_(-1)
+        return flat, step
+
+    def _record(self, key: GraphKey) -> Recording:
+        flat, step = self._blank_step(key.num_rows, max_splits=key.max_splits)
         # Recording needs a first run for what libraries set up lazily.
         self._compute(step)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_pool()):
+        with torch.cuda.graph(graph, pool=self._graph_pool):
             logits = self._compute(step)
         return Recording(flat, logits, graph.replay)
-
-    def _graph_pool(self) -> tuple[int, int]:
-        """One memory pool for all: steps run one after another, and logits are read before the next."""
-        if not hasattr(self, "_pool"):
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
 
 
 def decode_layout(num_rows: int) -> tuple[int, ...]:

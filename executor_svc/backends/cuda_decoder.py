@@ -15,9 +15,19 @@ from executor_svc.model.rope import rope_tables
 from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource
 from kernels.attention_decode import DecodeWorkspace, decode_attention
 from kernels.attention_prefill import prefill_attention
+from kernels.attention_shared import shared_prefix_attention
 from kernels.norm_act import gated_activation, rms_norm
 from kernels.paged import AttentionSpec, PagedKV
 from kernels.rope_cache import rope_and_cache
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """`SharedPlan` on the device, over the decoding entries of the step."""
+
+    members: torch.Tensor
+    work: torch.Tensor
+    num_shared_splits: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,7 @@ class AttentionStep:
     step: StepTensors
     tables: torch.Tensor  # int32 [B, max_blocks], in the order of the step
     workspace: DecodeWorkspace
+    shared: SharedPrefixes | None = None
 
 
 class TritonDecoder:
@@ -90,9 +101,13 @@ class _Layer:
         spec = config.layers[index]
         self.attention = AttentionSpec(config.attention_scale, spec.window or 0, config.attention_softcap or 0.0)
         self.cos_sin = None if spec.rope is None else decoder.ropes[spec.rope]
-        for name in ("attention_in", "attention_out", "mlp_in", "mlp_out", "q_norm", "k_norm"):
-            weight = getattr(weights, name)
-            setattr(self, name, None if weight is None else weight.to(decoder.device))
+
+        def norm(weight: torch.Tensor | None) -> torch.Tensor | None:
+            return None if weight is None else weight.to(decoder.device)
+
+        self.attention_in, self.attention_out = norm(weights.attention_in), norm(weights.attention_out)
+        self.mlp_in, self.mlp_out = norm(weights.mlp_in), norm(weights.mlp_out)
+        self.q_norm, self.k_norm = norm(weights.q_norm), norm(weights.k_norm)
         self.qkv, self.output = make(weights.qkv), make(weights.output)
         self.experts = None
         if weights.experts is not None:
@@ -104,23 +119,21 @@ class _Layer:
     def __call__(
         self, stream: torch.Tensor, update: torch.Tensor | None, attention: AttentionStep, kv: PagedKV
     ) -> torch.Tensor:
-        x = self._enter("attention_in", stream, update)
-        update = self._leave("attention_out", self._attend(x, attention, kv))
-        x = self._enter("mlp_in", stream, update)
+        x = self._enter(self.attention_in, stream, update)
+        update = self._leave(self.attention_out, self._attend(x, attention, kv))
+        x = self._enter(self.mlp_in, stream, update)
         y = self.experts(x) if self.experts is not None else self._mlp(x)
-        return self._leave("mlp_out", y)
+        return self._leave(self.mlp_out, y)
 
-    def _enter(self, name: str, stream: torch.Tensor, update: torch.Tensor | None) -> torch.Tensor:
+    def _enter(self, weight: torch.Tensor | None, stream: torch.Tensor, update: torch.Tensor | None) -> torch.Tensor:
         """Add the update to the stream, in place, and normalise the sum."""
-        weight = getattr(self, name)
         if weight is None:
             return stream if update is None else stream.add_(update)
         if update is None:
             return rms_norm(stream, weight, self.config.norm_eps)
         return rms_norm(update, weight, self.config.norm_eps, residual=stream)
 
-    def _leave(self, name: str, y: torch.Tensor) -> torch.Tensor:
-        weight = getattr(self, name)
+    def _leave(self, weight: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
         y = y if weight is None else rms_norm(y, weight, self.config.norm_eps)
         return y if self.config.residual_scale == 1 else y * self.config.residual_scale
 
@@ -131,16 +144,27 @@ class _Layer:
         config, step, tables = self.config, attention.step, attention.tables
         qkv = self.qkv(x)
         norm = None
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             if self.q_norm.numel() == config.head_dim:
                 norm = (self.q_norm, self.k_norm, config.norm_eps)
             else:
-                self._norm_whole(qkv)
+                self._norm_whole(qkv, self.q_norm, self.k_norm)
         q = torch.empty((len(x), config.num_heads, config.head_dim), dtype=x.dtype, device=x.device)
         rope_and_cache(qkv, kv, cos_sin=self.cos_sin, positions=step.positions, slots=step.slots, q_out=q, norm=norm)
         out = torch.empty_like(q)
         nd = step.num_decode
         if nd:
+            shared = attention.shared if self.attention.window == 0 else None
+            if shared is not None:
+                shared_prefix_attention(
+                    q[:nd],
+                    kv,
+                    self.attention,
+                    block_table=tables[:nd],
+                    members=shared.members,
+                    work=shared.work,
+                    workspace=attention.workspace,
+                )
             decode_attention(
                 q[:nd],
                 kv,
@@ -150,6 +174,7 @@ class _Layer:
                 max_splits=step.max_splits,
                 workspace=attention.workspace,
                 out=out[:nd],
+                num_shared_splits=None if shared is None else shared.num_shared_splits,
             )
         prefill_attention(
             q[nd:],
@@ -158,15 +183,15 @@ class _Layer:
             block_table=tables[nd:],
             cu_seqlens=step.cu_seqlens,
             seq_lens=step.seq_lens[nd:],
-            work=step.work.view(-1, 2),
+            work=step.work,
             out=out[nd:],
         )
         return self.output(out.flatten(1))
 
-    def _norm_whole(self, qkv: torch.Tensor) -> None:
+    def _norm_whole(self, qkv: torch.Tensor, *weights: torch.Tensor) -> None:
         """A norm over all heads of the queries, and one over all of the keys (OLMo2)."""
         begin = 0
-        for weight in (self.q_norm, self.k_norm):
+        for weight in weights:
             part = qkv[:, begin : begin + weight.numel()]
             part.copy_(rms_norm(part, weight, self.config.norm_eps))
             begin += weight.numel()

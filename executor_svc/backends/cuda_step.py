@@ -73,8 +73,20 @@ class StepTensors:
         for length in layout:
             views.append(flat[begin : begin + length])
             begin += _padded(length)
-        num_decode = len(views[4]) - len(views[6]) + 1
-        return StepTensors(*views, num_decode=num_decode, max_splits=max_splits)
+        token_ids, token_rows, positions, slots, rows, seq_lens, cu_seqlens, work, logits_index = views
+        return StepTensors(
+            token_ids=token_ids,
+            token_rows=token_rows,
+            positions=positions,
+            slots=slots,
+            rows=rows,
+            seq_lens=seq_lens,
+            cu_seqlens=cu_seqlens,
+            work=work.view(-1, 2),
+            logits_index=logits_index,
+            num_decode=len(rows) - len(cu_seqlens) + 1,
+            max_splits=max_splits,
+        )
 
 
 def _padded(length: int) -> int:

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 def run_interpreted(selection: str) -> None:
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:asyncio", "-m", selection, str(HERE / "interpreted")]
+    command = [sys.executable, "-m", "pytest", "-x", "-m", selection, str(HERE / "interpreted")]
     done = subprocess.run(command, env=env, cwd=HERE.parent.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 

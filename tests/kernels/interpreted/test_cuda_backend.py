@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.backends import cuda_warm_up
+from executor_svc.backends import cuda, cuda_warm_up
 from executor_svc.backends.cuda import CudaBackend, make_kv
 from executor_svc.backends.cuda_decoder import TritonDecoder
 from executor_svc.backends.cuda_step import NEWEST, StepTensors, TableMirror, arrange
@@ -19,7 +19,7 @@ from executor_svc.model.decoder import TorchDecoder
 from executor_svc.model.weights import WeightSource
 from executor_svc.rows import RowTable
 from executor_svc.sampler import Sampler
-from kernels import attention_decode
+from kernels import attention_decode, attention_shared
 from protos.stepwire.wire.v1 import step_pb2
 from tests.unit.model.support import make_model
 
@@ -33,7 +33,9 @@ GEOMETRY = step_pb2.Geometry(
 @pytest.fixture(autouse=True)
 def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_decode, "SPLIT", SPLIT)
+    monkeypatch.setattr(attention_shared, "SPLIT", SPLIT)
     monkeypatch.setattr(cuda_warm_up, "SPLIT", SPLIT)
+    monkeypatch.setattr(cuda, "SPLIT", SPLIT)
 
 
 def ints(values: object) -> bytes:
@@ -146,6 +148,30 @@ def test_a_step_can_be_launched_before_the_last_one_is_read(tmp_path: Path) -> N
             rows.append(work, output.token_ids)
             drawn.append(output.token_ids.tolist())
     assert drawn[:3] == drawn[3:]
+
+
+def test_a_shared_prefix_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MIN_ROWS": 3, "MIN_TOKENS": SPLIT}.items():
+        monkeypatch.setattr(attention_shared, name, value)
+    make_model(tmp_path, "llama", num_hidden_layers=1)
+    backend, oracle, rows = make_backend(tmp_path), Oracle(tmp_path), RowTable(GEOMETRY)
+    plan = step_pb2.StepPlan(admit=[admit(0, SPLIT + 7, range(0, 6), sampling())], prefill=ints([(0, SPLIT + 7)]))
+    follow = step_pb2.StepPlan(prefill=ints([(row, 7) for row in (1, 2, 4)]))
+    for row in (1, 2, 4):
+        own = [*range(4), *range(6 * row, 6 * row + 2)]
+        seated = admit(row, SPLIT + 7, range(0), sampling())
+        seated.token_ids, seated.block_ids, seated.num_computed_tokens = plan.admit[0].token_ids, ints(own), SPLIT
+        follow.admit.append(seated)
+    found = []
+    for step in (plan, follow, step_pb2.StepPlan(), step_pb2.StepPlan()):
+        work = rows.apply(step)
+        batch = build_batch(rows, work)
+        found.append(backend._share(batch, worth=0))
+        output = backend.run(batch)
+        assert output.token_ids.tolist() == oracle.run(batch).token_ids.tolist()
+        rows.append(work, output.token_ids)
+    assert [share is not None for share in found] == [False, False, True, True]
+    assert found[-1].num_shared_splits.tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow)])
