@@ -43,7 +43,7 @@ CUDA_DEFAULTS = Defaults(block_size=16, max_num_seqs=256, max_num_batched_tokens
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded decode step: write `flat`, replay, read `logits`."""
+    """A recorded decode step: write `flat`, replay, read `logits` (rows of one tensor that all recordings share)."""
 
     flat: torch.Tensor
     logits: torch.Tensor
@@ -94,8 +94,10 @@ class CudaBackend:
         self._block_q = block_q_for(config.num_heads, kv[0])
         self._rows_per_item = attention_shared.rows_per_item(config.num_heads // config.num_kv_heads, kv[0])
         self._token_bytes = kv_block_bytes(config, 1, kv[0].cache.dtype)
+        self._logits = torch.empty((rows, geometry.vocab_size), dtype=torch.float32, device=where)
         # One memory pool for all recordings: steps run one after another, and logits are read before the next.
         self._graph_pool = torch.cuda.graph_pool_handle() if where.type == "cuda" else None
+        self._compilations: CompilationCounter | None = None
         self.graphs: GraphTable[Recording] = GraphTable(rows, self._max_splits, self._record)
 
     def reset(self) -> None:
@@ -142,10 +144,12 @@ class CudaBackend:
             return recording.logits[: len(batch.rows)]
         return recording.logits[upload(batch.logits_index.astype(np.int64), self._where)]
 
-    def _compute(self, step: StepTensors, shared: SharedPrefixes | None = None) -> torch.Tensor:
+    def _compute(
+        self, step: StepTensors, shared: SharedPrefixes | None = None, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         tables = self._tables[step.rows.long()]
         attention = AttentionStep(step, tables, self._workspace, shared)
-        return self._decoder.forward(attention, self._kv, self._newest)
+        return self._decoder.forward(attention, self._kv, self._newest, out=out)
 
     def _share(self, batch: ForwardBatch, *, worth: int) -> SharedPrefixes | None:
         """What decoding rows share, if reading it once saves more than `worth` bytes."""
@@ -195,6 +199,12 @@ class CudaBackend:
         if self._where.type == "cuda" and self._decoder.is_recordable:
             self.graphs.record_all()
         self.reset()
+        self._compilations = CompilationCounter()
+
+    @property
+    def num_compilations(self) -> int:
+        """Kernels compiled since warm-up: 0, or a step was slow that need not have been."""
+        return self._compilations.count if self._compilations is not None else 0
 
     def _warm_sharing(self) -> None:
         """One row that shares its first split with nobody else."""
@@ -219,7 +229,7 @@ class CudaBackend:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool):
-            logits = self._compute(step)
+            logits = self._compute(step, out=self._logits[: key.num_rows])
         return Recording(flat, logits, graph.replay)
 
 

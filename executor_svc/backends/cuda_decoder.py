@@ -67,8 +67,15 @@ class TritonDecoder:
         return not any(layer.is_sparse for layer in self.config.layers)
 
     @torch.inference_mode()
-    def forward(self, attention: AttentionStep, kv: list[PagedKV], newest: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [S, vocab] of the tokens in `logits_index` (all tokens when it is empty).
+    def forward(
+        self,
+        attention: AttentionStep,
+        kv: list[PagedKV],
+        newest: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Float32 logits [S, vocab] of the tokens in `logits_index` (all tokens when it is empty), in `out` if given.
 
         newest  int32 [rows]: the token each row drew last, for token ids that only the device knows
         """
@@ -85,11 +92,12 @@ class TritonDecoder:
         stream = stream + update
         if len(step.logits_index):
             stream = stream[step.logits_index.long()]
-        logits = self.head(rms_norm(stream, self.final_norm, self.config.norm_eps)).float()
+        raw = self.head(rms_norm(stream, self.final_norm, self.config.norm_eps))
+        logits = raw.float() if out is None else out.copy_(raw)
         if self.config.logits_scale != 1:
-            logits = logits * self.config.logits_scale
+            logits.mul_(self.config.logits_scale)
         cap = self.config.logits_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 class _Layer:

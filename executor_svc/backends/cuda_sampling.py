@@ -77,7 +77,9 @@ class DeviceSampler:
     def draw(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, DeviceLogprobs | None]:
         """(int32 [S] on the device, logprobs of those who asked); logits float32 [S, V] may be changed."""
         asked = np.flatnonzero(batch.parameters["logprobs"] != NO_LOGPROBS).tolist()
-        raw = logits[asked] if asked else None
+        # Indexed by what was uploaded: a list would make the host wait.
+        askers = self._upload(np.array(asked, np.int64))
+        raw = logits[askers] if asked else None
         if batch.histories:
             self._adjust(logits, batch)
         columns = unpack_columns(self._upload(pack_columns(batch)), len(batch.rows))
@@ -86,7 +88,7 @@ class DeviceSampler:
             self._count(batch, tokens)
         if raw is None:
             return tokens, None
-        return tokens, _logprobs(raw, tokens[asked], asked, batch.parameters["logprobs"][asked].tolist())
+        return tokens, _logprobs(raw, tokens[askers], asked, batch.parameters["logprobs"][asked].tolist())
 
     def _adjust(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
         rows = np.full(len(batch.rows), -1, np.int32)
@@ -102,7 +104,8 @@ class DeviceSampler:
         adjusted = [history.index for history in batch.histories]
         rows = self._upload(batch.rows[adjusted].astype(np.int32))
         # A row that drew no number ends the epoch; -1 must not be an address meanwhile.
-        count_drawn(self._rules.counts, rows, tokens[adjusted].clamp_min(0))
+        drawn = tokens[self._upload(np.array(adjusted, np.int64))]
+        count_drawn(self._rules.counts, rows, drawn.clamp_min(0))
         self._rules.num_outputs[rows.long()] += 1
 
     def _write_row(self, row: int, history: History, parameters: np.void) -> None:
