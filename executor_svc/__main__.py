@@ -3,9 +3,8 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from executor_svc.config import (
@@ -27,6 +26,9 @@ logger = logging.getLogger("executor_svc")
 EXIT_STARTUP = 1
 EXIT_BROKEN = 70  # a bug or a dead device: worth a restart
 EXIT_LINK_LOST = 75  # the scheduler or the parent is gone, and the operator wants an end then
+
+# The root of every complaint about the command line, whether typer brings its own click or uses the installed one.
+UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -104,9 +106,9 @@ def run(arguments: list[str] | None = None) -> int:
     except (StartupError, Refused) as error:
         print(f"stepwire executor: {error}", file=sys.stderr)
         return EXIT_STARTUP
-    except click.ClickException as error:
+    except UsageError as error:
         print(f"stepwire executor: {error.format_message()}", file=sys.stderr)
-        return error.exit_code
+        return EXIT_STARTUP
     except ExecutorError as error:
         logger.error("executor_ended reason=%r", str(error))
         return EXIT_LINK_LOST

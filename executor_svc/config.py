@@ -130,5 +130,13 @@ def prepare_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def cache_directory() -> Path:
+    """Where compiled code is kept between starts."""
+    own = os.environ.get(PREFIX + "CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepwire"
+
+
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,6 +11,8 @@ candidates changes the winner only when it removes it.
 Ties: top-k keeps exactly k and top-p the shortest sufficient prefix, both preferring lower ids among equals.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from executor_svc.backends.base import StepOutput
@@ -44,8 +46,7 @@ class Sampler:
             adjusted[history.index] = row
             token_ids[history.index] = row.argmax()
         for index in np.flatnonzero(parameters["temperature"] > 0).tolist():
-            row = adjusted.get(index)
-            row = logits[index] if row is None else row
+            row = adjusted[index] if index in adjusted else logits[index]
             token_ids[index] = self._draw(row, parameters[index], int(token_ids[index]), int(batch.positions[index]))
         logprobs = [
             row_logprobs(logits[index], int(token_ids[index]), count, int(batch.rows[index]))
@@ -93,9 +94,10 @@ def adjust(logits: np.ndarray, history: History, parameters: np.void) -> np.ndar
     if repetition != 1:
         seen = np.zeros(len(row), bool)
         seen[history.prompt] = seen[history.output] = True
+        ids = np.flatnonzero(seen)
         with np.errstate(over="ignore"):
-            scaled = np.where(row > 0, row / repetition, row * repetition)
-        row = np.where(seen, np.clip(scaled, -_LARGEST, _LARGEST), row)
+            scaled = np.where(row[ids] > 0, row[ids] / repetition, row[ids] * repetition)
+        row[ids] = np.minimum(scaled, _LARGEST)
     if parameters["presence"] or parameters["frequency"]:
         ids, counts = np.unique(history.output, return_counts=True)
         row[ids] -= parameters["presence"] + parameters["frequency"] * counts.astype(np.float32)
@@ -113,45 +115,56 @@ def adjust(logits: np.ndarray, history: History, parameters: np.void) -> np.ndar
 
 def keep(z: np.ndarray, min_p: float, top_k: int, top_p: float) -> np.ndarray | None:
     """Ids, ascending, that the three filters leave; None when all are off. z: log weights, the largest is 0."""
-    off = (min_p == 0, top_k == 0 or top_k >= len(z), top_p >= 1)
-    if all(off):
-        return None
-    ids = np.arange(len(z)) if off[0] else np.flatnonzero(z >= np.log(min_p))
-    if not off[1]:
-        ids = _top_k(z, ids, top_k)
-    return ids if off[2] else _top_p(z, ids, top_p)
+    ids = None
+    if min_p > 0:
+        ids = np.flatnonzero(z >= np.log(min_p))
+    if 0 < top_k < (len(z) if ids is None else len(ids)):
+        ids = _narrow(z, ids, lambda values: _largest(values, top_k))
+    if top_p < 1:
+        ids = _narrow(z, ids, lambda values: _nucleus(values, top_p))
+    return ids
 
 
-def _top_k(z: np.ndarray, ids: np.ndarray, k: int) -> np.ndarray:
-    if k >= len(ids):
-        return ids
-    values = z[ids]
-    kth = np.partition(values, len(ids) - k)[len(ids) - k]
-    above = values > kth
-    # Of those equal to the k-th, the lowest ids fill what is left.
-    above[np.flatnonzero(values == kth)[: k - np.count_nonzero(above)]] = True
-    return ids[above]
+def _narrow(z: np.ndarray, ids: np.ndarray | None, choose: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Those of `ids` (None: all) whose places `choose` returns."""
+    return choose(z) if ids is None else ids[choose(z[ids])]
 
 
-def _top_p(z: np.ndarray, ids: np.ndarray, p: float) -> np.ndarray:
-    weights = np.exp(z[ids])
+def _largest(values: np.ndarray, k: int) -> np.ndarray:
+    """Places, ascending, of the k largest values, k >= 1; among those equal to the k-th, the first ones."""
+    kth = np.partition(values, len(values) - k)[len(values) - k]
+    return _at_least(values, kth, k)
+
+
+def _nucleus(values: np.ndarray, p: float) -> np.ndarray:
+    """Places, ascending, of the largest values that together have a share p of the weight."""
+    weights = np.exp(values)
     wanted = p * weights.sum(dtype=np.float64)
-    # Sort only the head of the distribution that is sure to hold the prefix.
-    floor = 1e-2
-    head = np.flatnonzero(weights >= floor)
-    while weights[head].sum(dtype=np.float64) < wanted and len(head) < len(ids):
-        floor *= 1e-2
-        head = np.flatnonzero(weights >= floor) if floor > 1e-30 else np.arange(len(ids))
-    order = head[np.argsort(-z[ids[head]], kind="stable")]
-    mass = np.cumsum(weights[order], dtype=np.float64)
-    return np.sort(ids[order[: np.searchsorted(mass, wanted) + 1]])
+    # Look only at a head of the distribution that is sure to hold them.
+    for floor in (1e-2, 1e-4, 1e-6, 0.0):
+        head = np.flatnonzero(weights >= floor)
+        if weights[head].sum(dtype=np.float64) >= wanted:
+            break
+    descending = np.sort(values[head])[::-1]
+    mass = np.cumsum(np.exp(descending), dtype=np.float64)
+    count = min(int(np.searchsorted(mass, wanted)) + 1, len(head))
+    return head[_at_least(values[head], descending[count - 1], count)]
+
+
+def _at_least(values: np.ndarray, kth: np.float32, k: int) -> np.ndarray:
+    """Places of the k largest values, `kth` being the k-th largest."""
+    places = np.flatnonzero(values >= kth)
+    if len(places) > k:
+        equal = np.flatnonzero(values[places] == kth)
+        places = np.delete(places, equal[k - len(places) :])
+    return places
 
 
 def row_logprobs(logits: np.ndarray, token: int, num_top: int, row: int) -> step_pb2.RowLogprobs:
     """Of the drawn token and of the num_top most likely ones; minus infinity stays what it is."""
     largest = logits.max()
     log_total = float(largest) + np.log(np.exp(logits - largest).sum(dtype=np.float64))
-    top = _top_k(logits, np.arange(len(logits)), num_top) if num_top else np.empty(0, np.int64)
+    top = _largest(logits, min(num_top, len(logits))) if num_top else np.empty(0, np.int64)
     top = top[np.argsort(-logits[top], kind="stable")]
     return step_pb2.RowLogprobs(
         row=row,

@@ -89,5 +89,40 @@ def executor(context: typer.Context) -> None:
     _become("executor_svc", context.args)
 
 
+model = typer.Typer(help="The model cache: $STEPWIRE_CACHE, else the XDG cache directory.", no_args_is_help=True)
+app.add_typer(model, name="model")
+ModelSpec = Annotated[str, typer.Argument(help="A directory, a .gguf file or a hub id; nothing: the default model.")]
+
+
+@model.command()
+def fetch(spec: ModelSpec = "") -> None:
+    """Fetch and convert what serving the model needs, and print its directory."""
+    from scheduler_svc.models.progress import RichProgress
+    from scheduler_svc.models.store import resolve_model
+
+    print(resolve_model(spec, RichProgress()))
+
+
+@model.command(name="list")
+def list_cached() -> None:
+    """The models in the cache: name, size, directory."""
+    from scheduler_svc.models.store import list_models
+
+    for cached in list_models():
+        damaged = "" if cached.whole else "  (damaged: `stepwire model fetch` repairs it)"
+        print(f"{cached.name}  {cached.num_bytes / 1e6:.0f} MB  {cached.path}{damaged}")
+
+
+@model.command()
+def path(spec: ModelSpec = "") -> None:
+    """Print the model's directory; exit status 1 when it is not there yet."""
+    from scheduler_svc.models.store import model_path
+
+    directory = model_path(spec)
+    if directory is None:
+        raise StartupError(f"{spec or 'the default model'} is not here yet: stepwire model fetch {spec}".rstrip())
+    print(directory)
+
+
 if __name__ == "__main__":
     main()

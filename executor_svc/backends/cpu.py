@@ -1,10 +1,13 @@
 """The CPU backend: a real model, its KV pool and the sampler, glued. How the model computes is the model's business."""
 
+from typing import Literal
+
+import numpy as np
 import torch
 
 from executor_svc.backends.base import StepOutput
 from executor_svc.batch import ForwardBatch
-from executor_svc.config import Dtype, ExecutorConfig, KVDtype, available_cores
+from executor_svc.config import Dtype, ExecutorConfig, KVDtype, available_cores, cache_directory
 from executor_svc.errors import StartupError
 from executor_svc.geometry import Defaults, Memory, show_bytes, size_pool
 from executor_svc.identity import fingerprint
@@ -12,23 +15,24 @@ from executor_svc.kv_cache import KVPool
 from executor_svc.memory import available_memory
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
+from executor_svc.model.native import has_fast_bf16
 from executor_svc.model.weights import load_model
 from executor_svc.sampler import Sampler
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2
+
+Weights = torch.dtype | Literal["int8"]
 
 CPU_DEFAULTS = Defaults(block_size=16, max_num_seqs=128, max_num_batched_tokens=512)
 
 
 class CpuBackend:
     name = "cpu"
+    device = "cpu"
 
-    def __init__(
-        self, decoder: Decoder, pool: KVPool, geometry: step_pb2.Geometry, identity: step_pb2.ModelIdentity, device: str
-    ):
+    def __init__(self, decoder: Decoder, pool: KVPool, geometry: step_pb2.Geometry, identity: step_pb2.ModelIdentity):
         self.geometry = geometry
         self.identity = identity
-        self.device = device
         self._decoder = decoder
         self._pool = pool
         self._sampler = Sampler(geometry.vocab_size)
@@ -36,7 +40,7 @@ class CpuBackend:
     def reset(self) -> None:
         """Nothing to forget: no block is read before the new epoch has written it."""
 
-    def copy_blocks(self, pairs) -> None:
+    def copy_blocks(self, pairs: np.ndarray) -> None:
         self._pool.copy_blocks(pairs)
 
     def run(self, batch: ForwardBatch) -> StepOutput:
@@ -47,13 +51,17 @@ class CpuBackend:
 
 def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     assert config.model is not None
-    torch.set_num_threads(config.threads or available_cores())
+    num_threads = config.threads or available_cores()
+    torch.set_num_threads(num_threads)
     model_config = ModelConfig.from_directory(config.model)
     dtype = resolve_dtype(config.dtype)
     if config.kv_dtype is not KVDtype.AUTO:
         raise StartupError(f"--kv-dtype {config.kv_dtype} is not offered by the cpu backend: leave it at auto")
     with startup.phase("loading weights"):
-        decoder = load_model(config.model, model_config, dtype=dtype)
+        decoder = load_model(
+            config.model, model_config, dtype=dtype, num_threads=num_threads, cache_dir=cache_directory() / "native"
+        )
+    startup.note(decoder.description)
     geometry = size_pool(
         config.sizes,
         CPU_DEFAULTS,
@@ -72,20 +80,19 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
         kv_dtype=_name(decoder.kv_dtype),
         fingerprint=fingerprint(config.model),
     )
-    device = f"cpu, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    return CpuBackend(decoder, pool, geometry, identity, device)
+    return CpuBackend(decoder, pool, geometry, identity)
 
 
-def resolve_dtype(choice: Dtype) -> "torch.dtype | str":
+def resolve_dtype(choice: Dtype) -> Weights:
     match choice:
         case Dtype.AUTO:
             # Half the memory traffic, where the processor multiplies bfloat16 itself.
-            return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+            return torch.bfloat16 if has_fast_bf16() else torch.float32
         case Dtype.INT8:
             return "int8"
         case _:
             return getattr(torch, choice.value)
 
 
-def _name(dtype: "torch.dtype | str") -> str:
+def _name(dtype: Weights) -> str:
     return str(dtype).removeprefix("torch.")

@@ -72,9 +72,11 @@ class SimulatedBackend:
         shape = (geometry.num_blocks, geometry.block_size)
         self._tokens = np.zeros(shape, np.uint64)  # id + 1
         self._positions = np.full(shape, -1, np.int32)
+        # Of each position, in the shape of a block table's blocks: itself, and FACTOR^(position + 1), wrapping.
         num_positions = -(-(geometry.max_model_len + 1) // geometry.block_size) * geometry.block_size
+        self._place = np.arange(num_positions, dtype=np.int32).reshape(-1, geometry.block_size)
         powers = np.full(num_positions, FACTOR, np.uint64)
-        self._powers = np.multiply.accumulate(powers)  # FACTOR^(p + 1), wrapping
+        self._powers = np.multiply.accumulate(powers).reshape(self._place.shape)
 
     def reset(self) -> None:
         self._positions.fill(-1)
@@ -99,19 +101,23 @@ class SimulatedBackend:
         """uint64 [S]: the hash of each row's first seq_len tokens, read through its block table [S, B]."""
         if not len(seq_lens):
             return np.empty(0, np.uint64)
-        size = self.geometry.block_size
-        num_blocks = -(-seq_lens // size)
-        # One entry per (row, block): its block id and where it begins in the sequence.
-        owner = np.repeat(np.arange(len(seq_lens)), num_blocks)
+        num_blocks = -(-seq_lens // self.geometry.block_size)
+        # One entry per (row, block): its block id and its place in the sequence.
         first_entry = np.cumsum(num_blocks) - num_blocks
+        owner = np.repeat(np.arange(len(seq_lens)), num_blocks)
         index = np.arange(len(owner)) - first_entry[owner]
         blocks = block_tables[owner, index]
-        expected = (index * size)[:, None] + np.arange(size)
-        used = expected < seq_lens[owner][:, None]
-        if not ((self._positions[blocks] == expected) | ~used).all():
+        expected = self._place[index]
+        terms = self._tokens[blocks] * self._powers[index]
+        right = self._positions[blocks] == expected
+        # Only a row's last block may be partly filled.
+        last = first_entry + num_blocks - 1
+        unused = expected[last] >= seq_lens[:, None]
+        terms[last] = np.where(unused, np.uint64(0), terms[last])
+        right[last] |= unused
+        if not right.all():
             raise ComputeFault("a row reads a slot that does not hold its token: its block table is wrong")
-        terms = self._tokens[blocks] * self._powers[expected]
-        return np.add.reduceat(np.where(used, terms, np.uint64(0)).sum(axis=1, dtype=np.uint64), first_entry)
+        return np.add.reduceat(terms.sum(axis=1, dtype=np.uint64), first_entry)
 
 
 def _draw(contexts: np.ndarray, sampling: SamplingBatch, vocab_size: int) -> StepOutput:

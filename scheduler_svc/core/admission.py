@@ -34,8 +34,8 @@ class LengthHistogram:
         self._counts[bucket_of(np.array([16]))[0] : bucket_of(np.array([1024]))[0] + 1] = 1.0
         self._total: np.ndarray | None = None
 
-    def learn(self, length: int) -> None:
-        self._counts[bucket_of(np.array([length]))[0]] += 1
+    def learn(self, length: int, count: int = 1) -> None:
+        self._counts[bucket_of(np.array([length]))[0]] += count
         if self._counts.sum() > MEMORY:
             self._counts *= 0.5
         self._total = None

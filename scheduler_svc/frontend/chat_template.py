@@ -1,9 +1,9 @@
 """Messages to prompt ids, with the model's own chat template.
 
-Contents are text and stay text. Before rendering, every special token spelled out in anything a client sent is replaced
-by a placeholder; after it, whatever special tokens the text has are the template's own and get their aliases, and the
-placeholders become plain text again (see tokenizer.py). The template runs in a child process with bounds on time, memory
-and output. Knows nothing of gRPC.
+Contents are text and stay text. Before rendering, every special token spelled out in anything a client sent is
+replaced by a placeholder; after it, whatever special tokens the text has are the template's own and get their
+aliases, and the placeholders become plain text again (see tokenizer.py). The template runs in a child process with
+bounds on time, memory and output. Knows nothing of gRPC.
 """
 
 import json
@@ -109,6 +109,9 @@ class ChatTemplate:
         raise InvalidArgument(f"messages: the chat template cannot render them ({answer['message']})", field="messages")
 
     def _running(self) -> "_Worker":
+        if self._worker is not None and self._worker.is_dead:
+            self._worker.close()
+            self._worker = None
         if self._worker is None:
             self._worker = _Worker(self._source)
         return self._worker
@@ -184,6 +187,7 @@ class _Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
+        assert self._process.stdout is not None
         self._answers = select.poll()
         self._answers.register(self._process.stdout, select.POLLIN | select.POLLHUP)
         setup = {"template": source, "cpu_s": CPU_LIMIT_S, "memory_bytes": MEMORY_LIMIT_BYTES}
@@ -192,6 +196,10 @@ class _Worker:
             self.close()
             raise _TemplateBroken(answer.get("error", "no answer"))
         self.variables: list[str] = answer["variables"]
+
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
 
     def ask(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
         body = json.dumps(message).encode()

@@ -1,12 +1,12 @@
 """Output ids to text deltas, one token at a time, in constant time per token.
 
-Concatenated, the deltas of a choice equal decode(prompt + output) - decode(prompt). Where the prompt ends inside a character
-the difference begins at the first place where the two texts differ.
+Concatenated, the deltas of a choice equal decode(prompt + output) - decode(prompt). Where the prompt ends inside a
+character the difference begins at the first place where the two texts differ.
 
 Three ways, by what the tokenizer's decoder can see:
     bytes    byte-level vocabularies: a token is bytes, the text is those bytes as UTF-8
-    pieces   a token's text depends only on whether it is the first; runs of byte-fallback tokens are decoded whole, because
-             one bad byte turns the complete run into replacement characters
+    pieces   a token's text depends only on whether it is the first; runs of byte-fallback tokens are decoded whole,
+             because one bad byte turns the complete run into replacement characters
     window   any other decoder: decoded again together with the last few tokens
 
 Whatever ids come, nothing here raises: ids without a token have no text.

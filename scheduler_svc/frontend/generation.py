@@ -84,7 +84,10 @@ class ChoiceText:
         self._index = index
         self._stream = stream
         self._matcher = matcher
-        self._pending = pb.GenerateResponse(index=index)
+        # What the next message will carry; a message is built once, because its fields are slow to append to.
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[pb.TokenLogprob] = []
         self.num_tokens = 0
         self.finish_reason: pb.FinishReason = pb.FINISH_REASON_UNSPECIFIED
         # The choice ended here, and the scheduler does not know.
@@ -103,19 +106,19 @@ class ChoiceText:
                 self.ended_by_text = delta.finished is None
                 yield self._finish(delta.finished, cached_tokens)
                 return
-            if len(self._pending.token_ids) >= MAX_TOKENS_PER_MESSAGE and i + 1 < len(delta.token_ids):
+            if len(self._token_ids) >= MAX_TOKENS_PER_MESSAGE and i + 1 < len(delta.token_ids):
                 yield self._take()
         if delta.finished is not None:
             yield self._finish(delta.finished, cached_tokens)
-        elif self._pending.text or (not self._resolved.text and self._pending.token_ids):
+        elif self._text or (not self._resolved.text and self._token_ids):
             yield self._take()
 
     def _add(self, token_id: int, logprobs: step_pb2.RowLogprobs | None) -> bool:
         """True when a stop string ended with this token."""
         self.num_tokens += 1
-        self._pending.token_ids.append(token_id)
+        self._token_ids.append(token_id)
         if logprobs is not None:
-            self._pending.logprobs.append(token_logprob(token_id, logprobs))
+            self._logprobs.append(token_logprob(token_id, logprobs))
         if self._stream is None or (self._is_stop_token(token_id) and not self._resolved.include_stop):
             return False
         return self._show(self._stream.push(token_id))
@@ -134,7 +137,7 @@ class ChoiceText:
 
     def _emit(self, text: str) -> None:
         if text and self._resolved.text:
-            self._pending.text += text
+            self._text.append(text)
 
     def _finish(self, finished: session_pb2.Finished | None, cached_tokens: int) -> pb.GenerateResponse:
         if self._stream is not None and (self._matcher is None or self._matcher.matched is None):
@@ -171,7 +174,10 @@ class ChoiceText:
             message.text += stop  # as a token it has no text
 
     def _take(self) -> pb.GenerateResponse:
-        message, self._pending = self._pending, pb.GenerateResponse(index=self._index)
+        message = pb.GenerateResponse(
+            index=self._index, text="".join(self._text), token_ids=self._token_ids, logprobs=self._logprobs
+        )
+        self._text, self._token_ids, self._logprobs = [], [], []
         return message
 
 

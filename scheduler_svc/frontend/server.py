@@ -123,6 +123,16 @@ class FrontendServer:
         await self._server.stop(LAST_MESSAGES_S)
 
 
+def check_ready_file(path: Path) -> None:
+    """Better now than at the end of a start that it cannot be written. An old file would tell of another life."""
+    try:
+        path.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=f".{path.name}-", dir=path.parent):
+            pass
+    except OSError as error:
+        raise StartupError(f"--ready-file {path} cannot be written ({error.strerror}); choose another") from None
+
+
 def write_ready_file(path: Path, address: str) -> None:
     """A reader sees the whole object or none."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -144,19 +154,18 @@ async def serve(config: FrontendConfig, service: InferenceService, session: Any)
     server = FrontendServer(config, service, session)
     ready_file = config.ready_file
     if ready_file is not None:
+        check_ready_file(ready_file)
         server.when_serving(lambda: write_ready_file(ready_file, server.address))
-    await session.start()
+    await asyncio.gather(session.start(), loop.run_in_executor(None, service.chat_template.start))
     try:
         await server.start()
         log.info("listening on %s", server.address)
-        compiling = loop.run_in_executor(None, service.chat_template.start)
         await stopping.wait()
         drain = asyncio.create_task(server.drain())
         rush = asyncio.create_task(hurry.wait())
         await asyncio.wait({drain, rush}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drain, rush):
             task.cancel()
-        await compiling
         await server.stop()
     finally:
         service.close()

@@ -1,13 +1,14 @@
 """InferenceService: the seven methods, each a few steps over the parts that do the work.
 
-A request's life here: checked, tokenised, resolved, handed to the scheduler's session; its deltas become messages; whatever
-ends it, the session hears of it. Texts are tokenised and templates rendered in threads, with a bound on how much may wait.
+A request's life here: checked, tokenised, resolved, handed to the scheduler's session; its deltas become messages;
+whatever ends it, the session hears of it. Texts are tokenised and templates rendered in threads, with a bound on
+how much may wait.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -154,7 +155,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         pace = _Pace(self.metrics, slot.began_at, len(generation.choices))
         try:
             while not generation.is_over:
-                for delta in await stream.read():
+                deltas = await stream.read()
+                assert deltas, "the session has nothing more to say, and a choice is open"
+                for delta in deltas:
                     cached = stream.started.num_cached_tokens if stream.started is not None else 0
                     choice = generation.choices[delta.index]
                     pace.tokens(delta.index, len(delta.token_ids))
@@ -168,6 +171,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise
         except RequestError:
             slot.outcome = "failed"
+            raise
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            # The second is what a write to a client that is gone ends with.
+            left_s = context.time_remaining()
+            slot.outcome = "deadline" if left_s is not None and left_s <= 0 else "disconnected"
             raise
         finally:
             stream.cancel()
@@ -259,7 +267,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     # ---- life ----
 
     @contextlib.contextmanager
-    def _stream_slot(self) -> "AsyncIterator[_Slot] | Any":
+    def _stream_slot(self) -> "Iterator[_Slot]":
         """One open stream, from its arrival to its end, however it ends."""
         if self._is_draining:
             raise self._draining()
@@ -296,7 +304,7 @@ class _Slot:
 
     def __init__(self, began_at: float):
         self.began_at = began_at
-        self.outcome = "disconnected"  # until something better is known
+        self.outcome = "failed"  # until something better is known
         self._metrics: FrontendMetrics | None = None
 
     def submitted(self, metrics: FrontendMetrics) -> None:

@@ -1,6 +1,7 @@
 """Errors to gRPC statuses with google.rpc details, and the guard every method runs under.
 
-No status is ever UNKNOWN: gateways retry it. What is not a RequestError is our bug: INTERNAL, with no word of what went on.
+No status is ever UNKNOWN: gateways retry it. What is not a RequestError is our bug: INTERNAL, with no word of what
+went on.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Finds stop strings in streamed text and holds back exactly what may belong to one.
 
 The earliest-ending match wins; of those ending together, the first in the list. A character is held as long as some
-continuation of the text would make it part of the winning match, and no longer. Knows nothing of tokens beyond "this text may
-end the choice" (min_tokens is the caller's).
+continuation of the text would make it part of the winning match, and no longer. Knows nothing of tokens beyond
+"this text may end the choice" (min_tokens is the caller's).
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ class StopSet:
     def num_held(self, node: int, *, may_stop: bool) -> int:
         """How many of the last characters could be part of the match to come.
 
-        `may_stop` False: text still to come may be barred from ending the choice, so a match that ends in it need not win.
+        `may_stop` False: text still to come may be barred from ending the choice, so a match ending in it need not win.
         """
         key = (node, may_stop)
         held = self._held.get(key)

@@ -1,4 +1,4 @@
-"""A validated request, resolved: every default filled in, every number within the model's bounds, ready for the scheduler.
+"""A validated request, resolved: every default filled in, every number in the model's bounds, for the scheduler.
 
 Knows nothing of gRPC or of text beyond stop strings that are special tokens.
 """
@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +106,7 @@ def _stop_ids(request: Request, model: ModelFiles, vocab_size: int) -> tuple[set
     if not stopping.ignore_eos:
         ids.update(i for i in model.eos_token_ids if i < vocab_size)
     # A special token has no text of its own to match in, so its spelling as a stop string means its id.
-    of_id = {}
+    of_id: dict[int, str] = {}
     for stop in stopping.stop:
         token_id = model.tokenizer.special_tokens.get(stop)
         if token_id is not None and token_id < vocab_size:
@@ -115,7 +116,7 @@ def _stop_ids(request: Request, model: ModelFiles, vocab_size: int) -> tuple[set
 
 def _sampling(request: Request, model: ModelFiles, vocab_size: int) -> step_pb2.Sampling:
     asked = request.sampling
-    values = {
+    values: dict[str, Any] = {
         name: getattr(asked, name) if asked.HasField(name) else model.sampling_defaults.get(name, default)
         for name, default in _FIELD_DEFAULTS.items()
     }

@@ -1,10 +1,10 @@
 """Text to ids and back for one model, from its tokenizer.json alone.
 
 Control tokens are the danger here: text from a client must never turn into one unless the client may say so. Two
-encoders are loaded. `parsing` is the file as it stands. In `plain` every special token is renamed to a random alias, in the
-added tokens and in the model's own vocabulary, so nothing a client can write is special to it; text that we
-ourselves put aliases into (a rendered chat template) is encoded by the same encoder, in one call, with exactly the ids that
-`parsing` would give.
+encoders are loaded. `parsing` is the file as it stands. In `plain` every special token is renamed to a random
+alias, in the added tokens and in the model's own vocabulary, so nothing a client can write is special to it; text
+that we ourselves put aliases into (a rendered chat template) is encoded by the same encoder, in one call, with
+exactly the ids that `parsing` would give.
 
 Knows nothing of requests or of the model's vocabulary size, which may be larger than the tokenizer's.
 """
@@ -50,7 +50,9 @@ class ModelTokenizer:
             return _encode(self._plain, text, add_special_tokens)
         ids = _encode(self._parsing, text, add_special_tokens)
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] and ids[0] in self.special_ids:
-            del ids[0]  # the text brought its own BOS
+            bare = _encode(self._parsing, text, False)
+            if len(bare) < len(ids) and bare[0] == ids[0]:
+                del ids[0]  # the text brought its own BOS
         return ids
 
     @cached_property

@@ -238,7 +238,9 @@ def _parse_json(field: str, text: str, max_bytes: int) -> Any:
     _at_most(field, len(text.encode()), max_bytes, "bytes")
     try:
         value = json.loads(text, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # lone surrogates and endless numbers are no text
+        json.dumps(
+            value, ensure_ascii=False, allow_nan=False
+        ).encode()  # lone surrogates and endless numbers are no text
     except (ValueError, RecursionError):
         raise InvalidArgument(f"{field} is not valid JSON", field=field) from None
     return value

@@ -31,6 +31,7 @@ class Option:
     low: float = -math.inf
     high: float = math.inf
     parts: tuple[str, ...] = ()
+    in_service: bool = True  # False: the name is agreed, no service of this version has it, setting it is refused
 
     @property
     def key(self) -> str:
@@ -47,6 +48,8 @@ class Option:
 
     def parse(self, text: str, source: str) -> Value:
         """The value in its own type; `source` is how the operator named it (an option or a variable)."""
+        if not self.in_service:
+            raise StartupError(f"{source} is not in this version: leave it out")
         if "|" in self.kind:
             return self._choice(text, source)
         match self.kind:
@@ -90,7 +93,7 @@ class Option:
 
 
 def _executor(name: str, kind: str, help: str, default: str = "", **limits: float) -> Option:
-    return Option(name, kind, help, default, parts=(EXECUTOR,), **limits)  # type: ignore[arg-type]
+    return Option(name, kind, help, default, parts=(EXECUTOR,), **limits)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -130,11 +133,41 @@ OPTIONS: tuple[Option, ...] = (
         86400,
         parts=(FRONTEND, SCHEDULER),
     ),
-    Option("tls-cert", "file", "Certificate chain (PEM) of the frontends.", parts=(FRONTEND,)),
-    Option("tls-key", "file", "Private key (PEM) of the frontends.", parts=(FRONTEND,)),
-    Option("tls-client-ca", "file", "Clients must show a certificate that this CA (PEM) signed.", parts=(FRONTEND,)),
-    Option("api-keys", "file", "File with the keys that clients may use.", parts=(FRONTEND,)),
+    Option(
+        "tls-cert",
+        "file",
+        "Certificate chain (PEM) of the frontends. Not in this version.",
+        parts=(FRONTEND,),
+        in_service=False,
+    ),
+    Option(
+        "tls-key",
+        "file",
+        "Private key (PEM) of the frontends. Not in this version.",
+        parts=(FRONTEND,),
+        in_service=False,
+    ),
+    Option(
+        "tls-client-ca",
+        "file",
+        "Clients must show a certificate that this CA (PEM) signed. Not in this version.",
+        parts=(FRONTEND,),
+        in_service=False,
+    ),
+    Option(
+        "api-keys",
+        "file",
+        "File with the keys that clients may use. Not in this version.",
+        parts=(FRONTEND,),
+        in_service=False,
+    ),
     Option("metrics-port", "int", "Port of the Prometheus endpoint. 0: any free one.", "9464", 0, 65535),
-    Option("journal", "text", "Write every plan and result to this file.", parts=(SCHEDULER,)),
+    Option(
+        "journal",
+        "text",
+        "Write every plan and result to this file. Not in this version.",
+        parts=(SCHEDULER,),
+        in_service=False,
+    ),
     Option("ready-file", "text", "Written once the service answers: addresses and pids, as JSON."),
 )

@@ -212,7 +212,7 @@ def make_specs(
 
 
 def _prepare(ready_file: Path) -> None:
-    """An old file would tell of another life; a folder that is not there should not be noticed at the end of a start."""
+    """An old file would tell of another life; a missing folder should not be noticed at the end of a start."""
     try:
         ready_file.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile(prefix=f".{ready_file.name}-", dir=ready_file.parent):

@@ -1,6 +1,7 @@
 """Every other family of the table against transformers in float32: prefill, chunks, decode, and a mixed batch."""
 
 import pytest
+import torch
 
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.weights import load_model
@@ -79,7 +80,7 @@ def model(request, tmp_path_factory):
     model_type, overrides = VARIANTS[request.param]
     reference = make_model(directory, model_type, **overrides)
     config = ModelConfig.from_directory(directory)
-    return reference, config, load_model(directory, config)
+    return reference, config, load_model(directory, config, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16, 1000])

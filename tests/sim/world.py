@@ -1,0 +1,447 @@
+"""A world in a seed: the real core, HashExec, a virtual clock, and everything that can go wrong.
+
+One seed chooses the pool (often tiny), the pipeline depth, the policy, the traffic and the faults. After every event the
+core's laws are checked; at the end every stream must equal the unbatched oracle, and everything must be empty. What
+rarely happens is counted in `seen`, so that the suite can insist that it did happen.
+"""
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core.contract import Cause, Delivered, Geometry, Limits, Output, Policy, Request
+from scheduler_svc.core.epoch import MAX_PREEMPTIONS
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import State
+from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
+from tests.sim.hash_exec import HashExec, oracle
+
+MAX_MODEL_LEN = 64
+VOCAB_SIZE = 40
+
+
+@dataclass(slots=True)
+class Client:
+    """What a frontend knows of one choice."""
+
+    request: Request
+    choice: int
+    received: list[int] = field(default_factory=list)
+    cause: Cause | None = None
+    is_gone: bool = False  # its session was dropped, or it had ended before a resume
+    num_preemptions: int = 0
+    num_resumes: int = 0
+
+
+class World:
+    def __init__(self, seed: int):
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.now = 0.0
+        self.boot_id = 1
+        self.epoch = 0
+        self.num_requests = 0
+        self.requests: dict[str, Request] = {}
+        self.clients: dict[tuple[int, int], Client] = {}
+        self.depth = self.random.choice([1, 2, 2, 3, 4])
+        self.limits = Limits(
+            max_waiting=self.random.choice([4, 1000]),
+            max_waiting_tokens=self.random.choice([60, 10_000]),
+            policy=self.random.choice(list(Policy)),
+            pipeline_depth=self.depth,
+            prefix_caching=self.random.random() < 0.8,
+            watermark=self.random.choice([0.0, 0.01, 0.2]),
+            inter_token_target_s=self.random.choice([None, None, 0.0011]),
+        )
+        self.chance = {
+            name: self.random.choice(choices)
+            for name, choices in {
+                "submit": [0.1, 0.3, 0.6],
+                "cancel": [0, 0.02, 0.1],
+                "lose": [0, 0, 0.01, 0.05],
+                "restart": [0, 0, 0, 0.01],
+                "drop": [0, 0, 0.01],
+                "bad result": [0, 0.05],
+                "deadline": [0, 0, 0.3],
+            }.items()
+        }
+        self.prefixes = [self._tokens(self.random.randint(1, 30)) for _ in range(3)]
+        self.geometry = self._geometry()
+        # Some schedulers have only ever seen short outputs, hope for more of them, and will have to preempt.
+        self.is_hopeful = self.random.random() < 0.6
+        self.scheduler = self._scheduler()
+        self.executor: HashExec | None = None
+        self.in_flight: deque[step_pb2.StepResult] = deque()
+        self.trace: list[bytes] = []
+
+    # ---- a life ------------------------------------------------------------------------------------------------
+
+    def run(self) -> "World":
+        for _ in range(self.random.choice([60, 150])):
+            self._happen()
+            self.check()
+        self.chance = dict.fromkeys(self.chance, 0)
+        patience = 3000
+        while not self.scheduler.is_idle:
+            self._step()
+            self.check()
+            patience -= 1
+            assert patience, f"no progress: {self.scheduler.stats()}"
+        self._check_streams()
+        return self
+
+    def check(self) -> None:
+        self.scheduler.check()
+
+    def _happen(self) -> None:
+        self.now += self.random.choice([0.0, 0.01, 0.5])
+        if self._by_chance("submit"):
+            self._submit()
+        if self._by_chance("cancel"):
+            self._cancel()
+        if self._by_chance("drop"):
+            self._drop_session()
+        if self._by_chance("lose"):
+            self._lose_executor()
+        if self._by_chance("restart"):
+            self._restart_scheduler()
+        self._step()
+
+    def _by_chance(self, name: str) -> bool:
+        return self.random.random() < self.chance[name]
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Plans, commits, or both; an executor comes when there is none."""
+        if self.executor is None:
+            if self.random.random() < 0.7:
+                self._start_executor()
+            elif self.scheduler._epoch is None:
+                assert self.scheduler.plan(self.now) is None
+                self._deliver(self.scheduler.take_output())
+            return
+        planned = False
+        if len(self.in_flight) < self.depth:
+            planned = self._plan(self.executor)
+        if self.in_flight and (len(self.in_flight) == self.depth or not planned or self.random.random() < 0.3):
+            self._commit()
+
+    def _plan(self, executor: HashExec) -> bool:
+        before = self.scheduler.stats()
+        plan = self.scheduler.plan(self.now)
+        self._note_plan(plan, before.preemptions_total)
+        if plan is None:
+            self._deliver(self.scheduler.take_output())
+            return False
+        data = plan.SerializeToString(deterministic=True)
+        self.trace.append(data)
+        self.in_flight.append(executor.run(step_pb2.StepPlan.FromString(data)))
+        return True
+
+    def _commit(self) -> None:
+        result = self.in_flight.popleft()
+        if self._by_chance("bad result"):
+            self._try_bad_results(result)
+        output = self.scheduler.commit(result, self.now)
+        self._deliver(output)
+
+    def _try_bad_results(self, good: step_pb2.StepResult) -> None:
+        """Late, duplicated, forged and garbled results are refused and change nothing."""
+        before = self.scheduler.stats(), self.scheduler.num_in_flight
+        for name, spoil in {
+            "late": lambda bad: setattr(bad, "step_id", bad.step_id - 1),
+            "early": lambda bad: setattr(bad, "step_id", bad.step_id + 1),
+            "old epoch": lambda bad: setattr(bad, "epoch", bad.epoch - 1),
+            "foreign": lambda bad: setattr(bad, "boot_id", bad.boot_id + 1),
+            "rows differ": lambda bad: setattr(bad, "num_rows", bad.num_rows + 1),
+            "tokens differ": lambda bad: setattr(bad, "num_stored_tokens", bad.num_stored_tokens + 1),
+            "one too many": lambda bad: setattr(bad, "token_ids", bad.token_ids + b"\0\0\0\0"),
+            "no such token": lambda bad: setattr(bad, "token_ids", b"\xff" * len(bad.token_ids)),
+        }.items():
+            bad = step_pb2.StepResult()
+            bad.CopyFrom(good)
+            spoil(bad)
+            if bad == good:
+                continue
+            try:
+                self.scheduler.commit(bad, self.now)
+            except ProtocolViolation:
+                self.seen[f"refused: {name}"] += 1
+            else:
+                raise AssertionError(f"a result was taken that is {name}")
+        assert before == (self.scheduler.stats(), self.scheduler.num_in_flight)
+
+    def _start_executor(self) -> None:
+        self.epoch += 1
+        if self.random.random() < 0.3:
+            self.geometry = self._geometry()
+            self.seen["capacity changed"] += self.epoch > 1
+        self.scheduler.reset(self.geometry, self.boot_id, self.epoch)
+        self.executor = HashExec(self.geometry, self.boot_id, self.epoch)
+        self._deliver(self.scheduler.take_output())
+
+    def _lose_executor(self) -> None:
+        if self.executor is None:
+            return
+        self.seen["executor lost"] += 1
+        self.seen["executor lost with steps in flight"] += bool(self.in_flight)
+        epoch = self.scheduler._epoch
+        assert epoch is not None
+        self.seen["executor lost with a sequence finishing"] += bool(epoch.finishing)
+        self.seen["executor lost in the middle of a prompt"] += bool(epoch.catching_up)
+        self.executor = None
+        self.in_flight.clear()
+        if self.random.random() < 0.5:
+            self.scheduler.executor_lost()
+
+    def _restart_scheduler(self) -> None:
+        """The scheduler's process dies; each frontend resubmits what is live, from the tokens it has."""
+        self.seen["scheduler restarted"] += 1
+        self.scheduler = self._scheduler()
+        self.executor = None
+        self.in_flight.clear()
+        self.boot_id += 1
+        self.epoch = 0
+        for request in list(self.requests.values()):
+            clients = [self.clients[request.session, request.handle + i] for i in range(request.num_choices)]
+            if all(client.cause is not None or client.is_gone for client in clients):
+                continue
+            request.delivered = tuple(
+                Delivered(
+                    np.array(client.received, np.int32),
+                    client.cause is not None or client.is_gone,
+                    client.num_preemptions,
+                    client.num_resumes,
+                )
+                for client in clients
+            )
+            self.seen["resumed with some choices ended"] += any(d.finished for d in request.delivered)
+            self.scheduler.submit(request, self.now)
+        self._deliver(self.scheduler.take_output())
+
+    def _scheduler(self) -> Scheduler:
+        scheduler = Scheduler(self.limits)
+        if self.is_hopeful:
+            scheduler._lengths.learn(1, count=1000)
+        return scheduler
+
+    # ---- traffic -----------------------------------------------------------------------------------------------
+
+    def _geometry(self) -> Geometry:
+        return Geometry(
+            num_blocks=self.random.choice([5, 8, 12, 24, 60]),
+            block_size=self.random.choice([1, 2, 3, 4, 8, 16]),
+            max_num_seqs=self.random.choice([1, 2, 4, 8]),
+            max_model_len=MAX_MODEL_LEN,
+            max_num_batched_tokens=self.random.choice([1, 4, 7, 16, 64, 256]),
+            vocab_size=VOCAB_SIZE,
+        )
+
+    def _tokens(self, count: int) -> np.ndarray:
+        return np.array([self.random.randrange(VOCAB_SIZE) for _ in range(count)], np.int32)
+
+    def _prompt(self) -> np.ndarray:
+        kind = self.random.random()
+        tokens = self._tokens(self.random.randint(1, 12))
+        if kind < 0.2:
+            return self.random.choice(self.prefixes)
+        if kind < 0.6:
+            return np.concatenate([self.random.choice(self.prefixes), tokens])
+        if kind < 0.7 and self.clients:
+            # A conversation goes on: what somebody was told comes back as a prompt.
+            client = self.random.choice(list(self.clients.values()))
+            known = np.concatenate([client.request.prompt, np.array(client.received, np.int32), tokens])
+            return known[: MAX_MODEL_LEN - 5].astype(np.int32)
+        return tokens
+
+    def _submit(self) -> None:
+        self.num_requests += 1
+        rng = self.random
+        sampling = step_pb2.Sampling(temperature=1.0, seed=rng.randrange(1000))
+        if rng.random() < 0.2:
+            sampling.logprobs = 0
+        request = Request(
+            session=rng.randrange(3),
+            request_id=f"r{self.num_requests}",
+            handle=self.num_requests * 100,
+            prompt=self._prompt(),
+            sampling=sampling,
+            max_tokens=rng.choice([0, 1, 2, 5, 10, 25, 50]),
+            num_choices=rng.choice([1, 1, 1, 2, 3]),
+            min_tokens=rng.choice([0, 0, 4]),
+            stop_token_ids=frozenset(rng.sample(range(VOCAB_SIZE), rng.choice([0, 1, 3]))),
+            priority=rng.choice([0, 0, -5, 5]),
+            tenant=rng.choice(["", "a", "b"]),
+            cache_salt=rng.choice([b"", b"", b"x"]),
+            deadline=self.now + rng.random() * 10 if self._by_chance("deadline") else None,
+        )
+        try:
+            self.scheduler.submit(request, self.now)
+        except InvalidArgument:
+            self.seen["refused: it could never fit"] += 1
+            return
+        except QueueFull as error:
+            assert error.retry_after_s is not None
+            assert error.retry_after_s > 0
+            self.seen["refused: queue full"] += 1
+            return
+        self.requests[request.request_id] = request
+        for choice in range(request.num_choices):
+            self.clients[request.session, request.handle + choice] = Client(request, choice)
+        try:
+            self.scheduler.submit(request, self.now)
+        except AlreadyExists:
+            pass
+        else:
+            raise AssertionError("one request_id, two live requests")
+        self._deliver(self.scheduler.take_output())
+
+    def _cancel(self) -> None:
+        if not self.clients:
+            return
+        key, client = self.random.choice(list(self.clients.items()))
+        sequence = self.scheduler._registry.sequences.get(key)
+        if sequence is not None:
+            self.seen[f"cancelled while {sequence.state.value}"] += 1
+            if sequence.state is State.WAITING and sequence.ticket is None:
+                self.seen["cancelled while parked"] += 1
+            if sequence.followers:
+                self.seen["cancelled with followers"] += 1
+        if self.random.random() < 0.5:
+            found = self.scheduler.cancel_handle(*key)
+        else:
+            found = self.scheduler.cancel_request(client.request.request_id)
+        assert found or client.cause is not None or client.is_gone
+        self._deliver(self.scheduler.take_output())
+
+    def _drop_session(self) -> None:
+        session = self.random.randrange(3)
+        # What has been told already is on its way.
+        self._deliver(self.scheduler.take_output())
+        live = [c for (s, _), c in self.clients.items() if s == session and c.cause is None and not c.is_gone]
+        assert self.scheduler.drop_session(session) == len(live)
+        for client in live:
+            client.is_gone = True
+        self.seen["session dropped"] += bool(live)
+
+    # ---- what comes back ---------------------------------------------------------------------------------------
+
+    def _deliver(self, output: Output) -> None:
+        for i in range(len(output.token)):
+            client = self.clients[int(output.session[i]), int(output.handle[i])]
+            assert client.cause is None, "a token after the end"
+            assert not client.is_gone, "a token for a session that is gone"
+            assert output.position[i] == len(client.received), "a token is lost or repeated"
+            client.received.append(int(output.token[i]))
+        asked = {
+            i
+            for i in range(len(output.token))
+            if self.clients[int(output.session[i]), int(output.handle[i])].request.sampling.HasField("logprobs")
+        }
+        assert {entry for entry, _ in output.logprobs} == asked
+        for entry, values in output.logprobs:
+            assert values.logprob == -float(output.token[entry])
+        for finished in output.finished:
+            client = self.clients[finished.session, finished.handle]
+            assert client.cause is None, "it ended twice"
+            assert not client.is_gone
+            assert finished.num_output_tokens == len(client.received)
+            client.cause = finished.cause
+            client.num_preemptions, client.num_resumes = finished.num_preemptions, finished.num_resumes
+            self.seen[f"finished {finished.cause.name}"] += 1
+            self.seen["preempted and yet right"] += finished.num_preemptions > 0
+            self.seen["preempted as often as may be"] += finished.num_preemptions == MAX_PREEMPTIONS
+            self.seen["resumed and yet right"] += finished.num_resumes > 0
+            assert finished.num_preemptions <= MAX_PREEMPTIONS, "preempted without bound"
+
+    def _check_streams(self) -> None:
+        for client in self.clients.values():
+            if not client.is_gone:
+                assert client.cause is not None, f"{client.request.request_id} never ended"
+            # Capacity may change, the context length does not.
+            want, cause = oracle(client.request, client.choice, self.geometry)
+            story = self.scheduler.story(client.request.request_id)
+            if client.cause in (Cause.STOP, Cause.LENGTH):
+                assert (client.received, client.cause.name) == (want, cause), story
+            else:
+                assert client.received == want[: len(client.received)], story
+
+    # ---- coverage ----------------------------------------------------------------------------------------------
+
+    def _note_plan(self, plan: step_pb2.StepPlan | None, preemptions_before: int) -> None:
+        seen, epoch = self.seen, self.scheduler._epoch
+        assert epoch is not None
+        preempted = self.scheduler.stats().preemptions_total - preemptions_before
+        seen["preempted"] += preempted
+        seen["preempted while in flight"] += preempted and bool(self.in_flight)
+        seen["preempted in the middle of a prompt"] += any(
+            sequence.state is State.WAITING and 0 < sequence.num_lost_tokens < sequence.num_prompt
+            for sequence in self.scheduler._registry.sequences.values()
+        )
+        seen["finishing blocks reclaimed"] += any(not sequence.blocks for sequence in epoch.finishing.values())
+        seen["followed a prefix being computed"] += any(sequence.followers for sequence in epoch.catching_up)
+        seen["protected sequence ran"] += epoch.protected_blocks > 0
+        if plan is None:
+            return
+        seen["prompt in chunks"] += bool(plan.prefill)
+        seen["a row rests"] += 0 in np.frombuffer(plan.prefill, "<i4")[1::2]
+        seen["fork by copy"] += bool(plan.copy)
+        released = set(np.frombuffer(plan.release, "<i4").tolist())
+        seen["row reused in the plan that released it"] += any(admit.row in released for admit in plan.admit)
+        seen["release and nothing else"] += not epoch.rows.num_live
+        for admit in plan.admit:
+            seen["prefix hit"] += admit.num_computed_tokens > 0
+            num_known = len(admit.token_ids) // 4
+            seen["all but the last token hit"] += admit.num_computed_tokens == num_known - 1 > 0
+            seen["output tokens hit after a preemption"] += admit.num_computed_tokens > admit.num_prompt_tokens
+            seen["admitted with output"] += num_known > admit.num_prompt_tokens
+
+
+# Each of these must have happened somewhere in any two hundred worlds.
+SOMETIMES = (
+    "admitted with output",
+    "all but the last token hit",
+    "cancelled while finishing",
+    "cancelled while parked",
+    "cancelled while running",
+    "cancelled while waiting",
+    "cancelled with followers",
+    "capacity changed",
+    "executor lost in the middle of a prompt",
+    "executor lost with a sequence finishing",
+    "executor lost with steps in flight",
+    "finished CANCELLED",
+    "finished EXPIRED",
+    "finished FAILED",
+    "finished LENGTH",
+    "finished STOP",
+    "finishing blocks reclaimed",
+    "followed a prefix being computed",
+    "fork by copy",
+    "output tokens hit after a preemption",
+    "preempted and yet right",
+    "preempted while in flight",
+    "prefix hit",
+    "prompt in chunks",
+    "refused: early",
+    "refused: foreign",
+    "refused: it could never fit",
+    "refused: late",
+    "refused: no such token",
+    "refused: old epoch",
+    "refused: one too many",
+    "refused: queue full",
+    "refused: rows differ",
+    "refused: tokens differ",
+    "release and nothing else",
+    "resumed and yet right",
+    "resumed with some choices ended",
+    "row reused in the plan that released it",
+    "scheduler restarted",
+    "session dropped",
+)
