@@ -206,6 +206,8 @@ class Wire:
 
 
 def _certificate(path: Path | None) -> tuple[bytes, bytes]:
+    if path is None:
+        raise StartupError("CURVE needs a secret key: --curve-secret FILE")
     try:
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
