@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import zmq
@@ -120,12 +121,18 @@ class ExecutorThread:
             self.error = error
 
 
+# A socket that is collected before it is closed warns, and where warnings are errors it then stays open for ever: the
+# context keeps each alive until it closes them all.
+_OF_CONTEXT: WeakKeyDictionary[zmq.Context, list[zmq.Socket]] = WeakKeyDictionary()
+
+
 class RawDealer:
     """A peer that says what it is told to say."""
 
     def __init__(self, context: zmq.Context, endpoint: str, kind: type) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 500)
+        _OF_CONTEXT.setdefault(context, []).append(self.socket)
         self.socket.connect(endpoint)
         self._kind = kind
 
