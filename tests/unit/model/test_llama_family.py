@@ -1,7 +1,6 @@
 """The Llama family against transformers in float32: however the work is cut up, logits and greedy ids are the same."""
 
 import pytest
-import torch
 
 from executor_svc.model import native_decoder
 from executor_svc.model.config import ModelConfig

@@ -1,7 +1,6 @@
 """Every other family of the table against transformers in float32: prefill, chunks, decode, and a mixed batch."""
 
 import pytest
-import torch
 
 from executor_svc.model import native_decoder
 from executor_svc.model.config import ModelConfig
