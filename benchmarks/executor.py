@@ -89,10 +89,21 @@ def run(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"{bench.decoder.description}; loaded in {bench.load_s:.2f} s; load average {os.getloadavg()[0]:.1f}")
         for size in options.batches:
             ms, parts = bench.measure(bench.batch(size, options.context, 1), options.repeats)
-            found.append({"dtype": dtype, "what": "decode", "rows": size, "ms": ms, "tok_s": size / ms * 1e3, "parts": parts})
+            found.append(
+                {"dtype": dtype, "what": "decode", "rows": size, "ms": ms, "tok_s": size / ms * 1e3, "parts": parts}
+            )
         for length in (128, 512):
             ms, parts = bench.measure(bench.batch(1, 0, length), max(3, options.repeats // 4))
-            found.append({"dtype": dtype, "what": "prefill", "tokens": length, "ms": ms, "tok_s": length / ms * 1e3, "parts": parts})
+            found.append(
+                {
+                    "dtype": dtype,
+                    "what": "prefill",
+                    "tokens": length,
+                    "ms": ms,
+                    "tok_s": length / ms * 1e3,
+                    "parts": parts,
+                }
+            )
         for row in found[-len(options.batches) - 2 :]:
             size = row.get("rows") or row["tokens"]
             shares = "  ".join(f"{name} {value:.2f}" for name, value in row["parts"].items())
@@ -111,7 +122,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--torch", action="store_true", help="without the native engine")
-    parser.add_argument("--cpu-time", action="store_true", help="of the calling thread; for a busy machine, with --threads 1")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of the calling thread; for a busy machine, with --threads 1"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = run(options.model, options)
