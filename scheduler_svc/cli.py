@@ -89,6 +89,78 @@ def executor(context: typer.Context) -> None:
     _become("executor_svc", context.args)
 
 
+Address = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="A frontend.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of output; unset: all that fit.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0, max=2, help="0: greedy. Unset: the model's.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Draw the same again.")]
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to go on from; -: read it from stdin.")],
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message.")] = False,
+) -> None:
+    """One streamed completion."""
+    from protos.stepwire.inference.v1 import inference_pb2 as pb
+    from scheduler_svc.client.generate import generate
+
+    request = pb.GenerateRequest(
+        text=sys.stdin.read() if prompt == "-" else prompt,
+        sampling=pb.SamplingParams(temperature=temperature, seed=seed),
+        stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop or ()),
+    )
+    generate(address, request, _write, as_json=as_json)
+
+
+@app.command()
+def chat(
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    system: Annotated[str, typer.Option("--system", help="What the model is told first.")] = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+) -> None:
+    """A conversation in the terminal, streaming."""
+    from protos.stepwire.inference.v1 import inference_pb2 as pb
+    from scheduler_svc.client.chat import chat
+
+    template = pb.ChatRequest(
+        sampling=pb.SamplingParams(temperature=temperature, seed=seed),
+        stopping=pb.StoppingCriteria(max_tokens=max_tokens),
+        messages=[pb.ChatMessage(role="system", content=system)] if system else [],
+    )
+    chat(address, template, input, _write)
+
+
+@app.command()
+def health(
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    service: Annotated[str, typer.Option("--service", help="A service's full name; empty: the whole server.")] = "",
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait.")] = 5.0,
+) -> None:
+    """Exit status 0 when the frontend is SERVING."""
+    from scheduler_svc.client.health import status
+
+    answer = status(address, service, timeout)
+    print(answer)
+    raise typer.Exit(0 if answer == "SERVING" else 1)
+
+
 model = typer.Typer(help="The model cache: $STEPWIRE_CACHE, else the XDG cache directory.", no_args_is_help=True)
 app.add_typer(model, name="model")
 ModelSpec = Annotated[str, typer.Argument(help="A directory, a .gguf file or a hub id; nothing: the default model.")]
