@@ -1,7 +1,7 @@
 """The frontend's side of the scheduler: one session that outlives connections and schedulers. asyncio, one thread.
 
-Knows nothing of text or gRPC. Its laws: nothing is sent before a Welcome but hellos; whenever a session begins, every live
-request is handed over, with what was delivered of it; a frame that is not understood is dropped and counted.
+Knows nothing of text or gRPC. Its laws: nothing is sent before a Welcome but hellos; whenever a session begins, every
+live request is handed over, with what was delivered of it; a frame that is not understood is dropped and counted.
 """
 
 import asyncio
@@ -73,12 +73,13 @@ class SchedulerSession:
         """Begins to look for the scheduler; does not wait for it. Raises StartupError for an unusable endpoint."""
         self._loop = asyncio.get_running_loop()
         self._wire = Wire(self._security)
+        self._socket = self._wire.dealer(HIGH_WATER_MARK)
+        self._monitor = self._wire.monitor(self._socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
-            self._socket = self._wire.connect_dealer(self._endpoint, HIGH_WATER_MARK)
+            self._wire.connect(self._socket, self._endpoint)
         except BaseException:
             self._wire.close()
             raise
-        self._monitor = self._wire.monitor(self._socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._away_since = time.monotonic()
         self._loop.add_reader(self._socket.fileno(), self._pump)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
@@ -206,6 +207,10 @@ class SchedulerSession:
                     self._send(self._hello)
 
     def _on_tokens(self, frame: session_pb2.TokenFrame) -> None:
+        num_bytes = len(frame.token_ids)
+        if num_bytes % 4 or len(frame.positions) != num_bytes or len(frame.handles) != 2 * num_bytes:
+            self.bad_frames.add("scheduler")
+            return
         touched: dict[RequestStream, None] = {}
         for started in frame.started:
             choice = self._choices.get(started.handle)

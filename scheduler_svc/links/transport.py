@@ -117,20 +117,23 @@ class Wire:
             os.umask(umask)
         return socket
 
-    def connect_dealer(self, endpoint: str, high_water_mark: int) -> zmq.Socket:
-        check_endpoint(endpoint, self._security)
+    def dealer(self, high_water_mark: int) -> zmq.Socket:
+        """Not connected yet, so that whoever wants to can monitor it from its first moment."""
         socket = self._socket(zmq.DEALER, high_water_mark)
         # Nothing is queued for a peer that is not there: its successor must not get it.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        return socket
+
+    def connect(self, socket: zmq.Socket, endpoint: str) -> None:
+        check_endpoint(endpoint, self._security)
         if self._security.is_curve and endpoint.startswith("tcp://"):
             self._use_curve(socket)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise StartupError(f"cannot connect to {endpoint}: {error.strerror or error}") from error
-        return socket
 
     def monitor(self, socket: zmq.Socket, events: int) -> zmq.Socket:
         """A socket that tells of connections made and lost on `socket`."""

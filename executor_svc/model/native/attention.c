@@ -78,8 +78,11 @@ static void join_halves(const Pages *p, int64_t position, char *room) {
     for (int half = 0; half < 2; half++) {
         const char *values = page(p, s->value_pages, position + half * PANEL);
         int64_t offset = (position + half * PANEL) % s->block_size;
-        for (int64_t d = 0; d < s->head_dim / PANEL; d++)
-            memcpy(room + (d * 16 + half * 8) * 64, values + (d * (s->block_size / 2) + offset / 2) * 64, 8 * 64);
+        for (int64_t d = 0; d < s->head_dim / PANEL; d++) {
+            const v16 *from = (const v16 *)(values + (d * (s->block_size / 2) + offset / 2) * 64);
+            v16 *to = (v16 *)(room + (d * 16 + half * 8) * 64);
+            for (int i = 0; i < 8; i++) to[i] = from[i];
+        }
     }
 }
 
@@ -103,6 +106,18 @@ static const uint32_t *value_segment(const Pages *p, int64_t position, char *roo
     if (whole && s->block_size % PANEL == 0) join_halves(p, position, room);
     else copy_values(p, position, room);
     return (const uint32_t *)room;
+}
+
+/* Ask for the keys and values of positions [at, at + 64): pages lie anywhere, so the hardware cannot guess them. */
+static void prefetch_pages(const Pages *p, int64_t at) {
+    const Step *s = p->step;
+    int64_t end = at + COLUMNS < p->length ? at + COLUMNS : p->length, element = p->kind == BF16 ? 2 : 4;
+    for (; at < end; at = (at / s->block_size + 1) * s->block_size) {
+        const char *keys = page(p, s->key_pages, at), *values = page(p, s->value_pages, at);
+        int64_t bytes = s->block_size * s->head_dim * element;
+        if (s->block_size > COLUMNS) return; /* long runs: the hardware's business */
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(keys + i), __builtin_prefetch(values + i);
+    }
 }
 
 /* Scores of one row over a tile become weights; returns the factor by which what was summed before must shrink. */
@@ -153,7 +168,7 @@ static void write_result(const Step *step, const Op *op, const Query *query, int
         char *out = row_of(step, op->target, token);
         float inverse = 1.0f / totals[i];
         for (int64_t d = 0; d < size; d += 16) {
-            v16 y = *(const v16 *)(sums + i * MAX_HEAD_DIM + d) * inverse;
+            v16 y = *(const v16 *)(sums + i * size + d) * inverse;
             if (op->target_kind == BF16) store_bf16((uint16_t *)out + q_head * size + d, y);
             else *(v16 *)((float *)out + q_head * size + d) = y;
         }
@@ -174,7 +189,7 @@ static void add_values(const Pages *p, int rows, const char *weights, int64_t be
         for (int i = 0; i < segments; i++)
             for (int j = 0; j < panels; j++) b[i * panels + j] = base[i] + (d / PANEL + j) * strides[i];
         multiply(p->kind, (const uint32_t *)weights, TILE / p->per, rows, b, panels, segments, p->segment / p->per,
-                 p->kind == F32 ? (int)s->head_dim : PANEL, sums + d, MAX_HEAD_DIM, 1);
+                 p->kind == F32 ? (int)s->head_dim : PANEL, sums + d, (int)s->head_dim, 1, 0);
     }
 }
 
@@ -190,24 +205,26 @@ void attention_chunk(const Step *step, const Op *op, const Query *query, int hea
                    query->position + query->count, kind == BF16 ? 2 : 1, kind == BF16 ? GROUP : PANEL, copies};
     int row_bytes = (int)size * (kind == BF16 ? 2 : 4);
     gather_queries(step, op, query, head, kind, queries, row_bytes);
-    memset(sums, 0, (size_t)(rows > 16 ? ROWS : 16) * MAX_HEAD_DIM * 4);
+    memset(sums, 0, (size_t)((rows > 16 ? ROWS : 16) * size * 4));
     for (int i = 0; i < rows; i++) maxima[i] = -INFINITY, totals[i] = 0;
     int64_t lowest = op->window && query->position >= op->window ? query->position - op->window + 1 : 0;
+    prefetch_pages(&pages, lowest / COLUMNS * COLUMNS);
     for (int64_t tile = lowest / TILE * TILE; tile < pages.length; tile += TILE) {
         int64_t begin = tile > lowest / GROUP * GROUP ? tile : lowest / GROUP * GROUP;
         int64_t end = tile + TILE < pages.length ? tile + TILE : ceil_div(pages.length, GROUP) * GROUP;
         for (int64_t at = begin; at < end; at += COLUMNS) {
             const uint32_t *b[4];
+            prefetch_pages(&pages, at + COLUMNS);
             int panels = end - at < COLUMNS ? (int)((end - at) / PANEL) : 4;
             for (int j = 0; j < panels; j++) b[j] = key_panel(&pages, at + j * PANEL, copies + j * PANEL * size * 4);
             multiply(kind, (const uint32_t *)queries, row_bytes / 4, rows, b, panels, 1, (int)size / pages.per, PANEL,
-                     scores + (at - begin), TILE, 0);
+                     scores + (at - begin), TILE, 0, 0);
         }
         for (int i = 0; i < rows; i++) {
             int64_t last = query->position + i / group, first = op->window && last >= op->window ? last - op->window + 1 : 0;
             float shrink = soften(scores + i * TILE, begin, end, first, last, op, &maxima[i], &totals[i]);
             if (shrink != 1.0f)
-                for (int64_t d = 0; d < size; d += 16) *(v16 *)(sums + i * MAX_HEAD_DIM + d) *= shrink;
+                for (int64_t d = 0; d < size; d += 16) *(v16 *)(sums + i * size + d) *= shrink;
             if (kind == BF16)
                 for (int64_t j = 0; j < end - begin; j += 16) store_bf16(halves + i * TILE + j, *(v16 *)(scores + i * TILE + j));
         }

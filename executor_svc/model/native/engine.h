@@ -125,9 +125,10 @@ static inline v16 vtanh(v16 x) {
     return 1.0f - 2.0f / (e + 1.0f);
 }
 
-/* C[rows <= 32][panels * 16] (+)= A[rows][segments * words] * B, B given as one pointer per segment and panel. */
+/* C[rows <= 32][panels * 16] (+)= A[rows][segments * words] * B, B given as one pointer per segment and panel. `ahead`: B is
+ * read for the first time, in order. */
 void multiply(int kind, const uint32_t *a, int lda, int rows, const uint32_t *const *b, int panels, int segments, int words,
-              int b_stride, float *c, int ldc, int accumulate);
+              int b_stride, float *c, int ldc, int accumulate, int ahead);
 int64_t linear_chunks(const Step *step, const Op *op);
 void linear_chunk(const Step *step, const Op *op, int64_t chunk);
 void embed_chunk(const Step *step, const Op *op, int64_t chunk);

@@ -11,6 +11,8 @@
 #define HAVE_AMX 0
 #endif
 
+enum { PREFETCH_TILES = 6 };
+
 static int use_amx = 0;
 
 int enable_tiles(void) {
@@ -41,10 +43,18 @@ void end_tiles(void) {
 }
 
 #if HAVE_AMX
+/* Weights that are read once stream from memory: ask for them some tiles before they are needed. */
+static inline void prefetch_tiles(const uint32_t *b0, const uint32_t *b1) {
+    for (int i = 0; i < 16; i++) {
+        _mm_prefetch((const char *)(b0 + (i + PREFETCH_TILES * 16) * PANEL), _MM_HINT_T0);
+        _mm_prefetch((const char *)(b1 + (i + PREFETCH_TILES * 16) * PANEL), _MM_HINT_T0);
+    }
+}
+
 /* Tiles: 0-3 results (2 row blocks x 2 panels), 4-5 A, 6-7 B. Rows are always computed in sixteens; the caller's A has them. */
 #define AMX_KERNEL(NAME, DOT)                                                                                              \
     static void NAME(const uint32_t *a, int lda, int two_rows, const uint32_t *const *b, int panels, int panel, int two_panels,  \
-                     int segments, int words, int b_stride, float *c, int ldc, int accumulate) {                           \
+                     int segments, int words, int b_stride, float *c, int ldc, int accumulate, int ahead) {                \
         const uint32_t *a1 = a + 16 * lda;                                                                                 \
         float *c1 = c + 16 * ldc;                                                                                          \
         if (accumulate) {                                                                                                  \
@@ -58,6 +68,7 @@ void end_tiles(void) {
         for (int s = 0; s < segments; s++) {                                                                               \
             const uint32_t *b0 = b[s * panels + panel], *b1 = two_panels ? b[s * panels + panel + 1] : b0;                 \
             for (int w = 0; w < words; w += 16, a += 16, a1 += 16) {                                                       \
+                if (ahead) prefetch_tiles(b0 + w * PANEL, b1 + w * PANEL);                                                  \
                 _tile_loadd(4, a, lda * 4);                                                                                \
                 _tile_loadd(6, b0 + w * b_stride, b_stride * 4);                                                           \
                 DOT(0, 4, 6);                                                                                              \
@@ -168,12 +179,13 @@ static inline __attribute__((always_inline)) void vector_multiply(int kind, cons
 }
 
 void multiply(int kind, const uint32_t *a, int lda, int rows, const uint32_t *const *b, int panels, int segments, int words,
-              int b_stride, float *c, int ldc, int accumulate) {
+              int b_stride, float *c, int ldc, int accumulate, int ahead) {
+    (void)ahead; /* a hint */
 #if HAVE_AMX
     if (use_amx && kind != F32 && words % 16 == 0) {
         for (int j = 0; j < panels; j += 2)
             (kind == BF16 ? amx_bf16 : amx_int8)(a, lda, rows > 16, b, panels, j, j + 1 < panels, segments, words, b_stride,
-                                                 c + j * PANEL, ldc, accumulate);
+                                                 c + j * PANEL, ldc, accumulate, ahead);
         return;
     }
 #endif
@@ -250,7 +262,7 @@ void linear_chunk(const Step *step, const Op *op, int64_t chunk) {
         for (int64_t row = first_row; row < end_row; row += ROWS) {
             int count = end_row - row < ROWS ? (int)(end_row - row) : ROWS;
             const uint32_t *a = (const uint32_t *)((const char *)source->data + row * source->stride);
-            multiply(op->kind, a, lda, count, b, panels, 1, words, PANEL, c, COLUMNS, 0);
+            multiply(op->kind, a, lda, count, b, panels, 1, words, PANEL, c, COLUMNS, 0, row == first_row);
             for (int i = 0; i < count; i++) write_row(step, op, c + i * COLUMNS, row + i, panel, panels);
         }
     }
