@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from scheduler_svc.client.bench_report import comparison, table
+from scheduler_svc.client.bench_report import comparison, headline, table, title
 from scheduler_svc.client.load import Sending, Target
 from scheduler_svc.client.measure import Record, as_row, summarise
 from scheduler_svc.client.workload import Job, Room, Shape, make_jobs, read_trace
@@ -39,7 +39,7 @@ def bench(plan: Bench) -> list[dict[str, Any]]:
     for address in plan.targets:
         result = asyncio.run(_measure(address, plan))
         results.append(result)
-        console.print(table(result))
+        _show(console, result)
     if len(results) > 1:
         console.print(comparison(results))
     if plan.json_file is not None:
@@ -72,6 +72,13 @@ def _warmup(plan: Bench, room: Room) -> list[Job]:
     """Other prompts than those that are measured, so that no prefix is cached for them."""
     shape = replace(plan.shape, num_requests=max(1, plan.num_warmup), seed=plan.shape.seed ^ 0x5EED, rate=None)
     return make_jobs(replace(shape, output_tokens=min(8, shape.output_tokens)), room) if plan.num_warmup else []
+
+
+def _show(console: Console, result: dict[str, Any]) -> None:
+    # Addresses are no markup, and numbers need no colours of their own.
+    console.print(title(result), style="bold", markup=False, highlight=False)
+    console.print(table(result["summary"]))
+    console.print(headline(result["summary"]), markup=False, highlight=False)
 
 
 class Meter:

@@ -17,10 +17,13 @@ RATIOS = (
 )
 
 
-def table(result: dict[str, Any]) -> Table:
-    summary, served = result["summary"], result["served"]
-    title = f"{result['address']}: {served['model']}, {served['dtype']} on {served['device']}"
-    made = Table(title=title, caption=headline(summary), title_justify="left", caption_justify="left")
+def title(result: dict[str, Any]) -> str:
+    served = result["served"]
+    return f"{result['address']}: {served['model']}, {served['dtype']} on {served['device']}"
+
+
+def table(summary: dict[str, Any]) -> Table:
+    made = Table()
     made.add_column("ms")
     for name in ("mean", "p50", "p90", "p99"):
         made.add_column(name, justify="right")
@@ -51,8 +54,8 @@ def headline(summary: dict[str, Any]) -> str:
 
 def comparison(results: list[dict[str, Any]]) -> Table:
     """Each further target beside the first, with its ratio to it."""
-    made = Table(title="side by side (x: ratio to the first)", title_justify="left")
-    made.add_column("")
+    made = Table()
+    made.add_column("x: ratio to the first")
     for result in results:
         made.add_column(result["address"], justify="right")
     for label, keys in RATIOS:

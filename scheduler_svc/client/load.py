@@ -1,6 +1,7 @@
 """Sends jobs to one frontend over gRPC and writes down when each message came."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class Target:
         self._sending = sending
         self._heard = heard
         self._start = 0.0
+        # Of this run alone: prefixes cached by an earlier run with the same seed must not flatter this one.
+        self._salt = secrets.token_hex(8)
 
     async def __aenter__(self) -> "Target":
         self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
@@ -88,6 +91,7 @@ class Target:
             token_ids=pb.TokenIds(ids=job.prompt),
             sampling=pb.SamplingParams(temperature=self._sending.temperature),
             stopping=pb.StoppingCriteria(max_tokens=job.num_output, ignore_eos=True),
+            cache_salt=self._salt,
         )
         try:
             async for message in self._stub.Generate(request, timeout=self._sending.timeout_s):

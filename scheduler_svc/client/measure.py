@@ -8,6 +8,7 @@ goodput   requests a second that met every objective; refused and failed ones ar
 """
 
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Record:
 
     @property
     def gaps_s(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.message_s, self.message_s[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.message_s)]
 
     @property
     def tpot_s(self) -> float:
