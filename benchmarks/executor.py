@@ -8,14 +8,15 @@ machine, and read the load average it prints beside the numbers. Shares are CPU 
 
 import argparse
 import json
-import os
 import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from benchmarks.config import quiet_threads
+
+quiet_threads()
 
 import numpy as np
 import torch
