@@ -16,6 +16,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,8 @@ HIGH_WATER_MARK = 8
 HELLO_EVERY_S = 1.0
 BEAT_EVERY_S = 0.5
 POLL_EVERY_S = 0.1
+# sysexits' EX_SOFTWARE: the device hangs, only a new process helps.
+EXIT_HUNG = 70
 
 
 class LinkClosed(ExecutorError):
@@ -55,6 +58,9 @@ class LinkSettings:
     fence_after_s: float = 5.0
     # End the process then, instead of seeking a scheduler again.
     fence_exit: bool = False
+    # Silence after which a process still busy with one step counts as hung and ends itself: its scheduler has given it
+    # up. Long, because a long step may outlive a scheduler.
+    hung_after_s: float = 20.0
     # End when this is no longer our parent. None: do not look.
     parent_pid: int | None = None
     insecure_wire: bool = False
@@ -184,9 +190,8 @@ class ExecutorLink:
         parent = self._settings.parent_pid
         if parent is not None and os.getppid() != parent:
             raise LinkClosed("the parent process is gone")
-        if not self._state.serving and now >= self._next_hello:
+        if not self._state.serving and now >= self._next_hello and self._send(self._hello):
             self._next_hello = now + HELLO_EVERY_S
-            self._send(self._hello)
 
     def _send_fault(self, fault: step_pb2.Fault) -> None:
         self._send(step_pb2.FromExecutor(fault=fault).SerializeToString())
@@ -197,12 +202,14 @@ class ExecutorLink:
         self._heart.restart()
         self._next_hello = 0.0
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytes) -> bool:
         """Never blocks. A frame that cannot leave finds nobody to read it: the heartbeat tells the rest."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             logger.debug("frame_not_sent bytes=%d", len(frame))
+            return False
+        return True
 
 
 class Heart:
@@ -211,12 +218,19 @@ class Heart:
     The main thread calls the methods; attributes are replaced whole, never changed in place.
     """
 
-    def __init__(self, context: zmq.Context, settings: LinkSettings, instance_id: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context,
+        settings: LinkSettings,
+        instance_id: int,
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
         self.last_heard = time.monotonic()
         self.scheduler_boot_id = 0
         self._context = context
         self._settings = settings
         self._instance_id = instance_id
+        self._end_process = end_process
         self._step: tuple[int, float | None] = (0, None)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -244,6 +258,10 @@ class Heart:
         socket = _connect(self._context, self._settings.beat_endpoint, self._settings)
         try:
             while not self._stop.is_set():
+                if self._is_hung():
+                    logger.critical("hung step=%d: the process ends", self._step[0])
+                    self._end_process(EXIT_HUNG)
+                    return
                 self._beat(socket)
                 deadline = time.monotonic() + BEAT_EVERY_S
                 while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
@@ -251,6 +269,12 @@ class Heart:
                         self._hear(socket.recv_multipart())
         finally:
             socket.close()
+
+    def _is_hung(self) -> bool:
+        """The main thread is in a step, and the scheduler has not answered for long: it has given us up."""
+        began = self._step[1]
+        quiet_since = max(self.last_heard, began or 0.0)
+        return began is not None and time.monotonic() - quiet_since > self._settings.hung_after_s
 
     def _beat(self, socket: zmq.Socket) -> None:
         step_id, began = self._step
