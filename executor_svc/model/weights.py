@@ -189,8 +189,8 @@ def load_model(
     dtype "auto" is bfloat16 where the CPU multiplies it and float32 elsewhere. `num_threads` 0 means every core this
     process may use. The compiled engine is kept in `cache_dir`. `native` False forces torch.
     """
-    from executor_svc.model import native_decoder
     from executor_svc.model import native as engines
+    from executor_svc.model import native_decoder
     from executor_svc.model.decoder import TorchDecoder
 
     if dtype == "auto":
