@@ -8,6 +8,7 @@ machine, and read the load average it prints beside the numbers. Shares are CPU 
 
 import argparse
 import json
+import os
 import statistics
 import time
 from pathlib import Path

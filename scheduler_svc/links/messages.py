@@ -175,7 +175,7 @@ def finished_to_wire(finished: Finished) -> session_pb2.Finished:
         num_cached_tokens=finished.num_cached_tokens,
         num_preemptions=finished.num_preemptions,
         num_resumes=finished.num_resumes,
-        message="" if finished.cause != session_pb2.FINISH_CAUSE_FAILED else "the request failed in the scheduler",
+        message=finished.message,
     )
 
 
