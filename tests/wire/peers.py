@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import zmq
@@ -121,11 +120,6 @@ class ExecutorThread:
             self.error = error
 
 
-<<<<<<< HEAD
-# A socket that is collected before it is closed warns, and where warnings are errors it then stays open for ever: the
-# context keeps each alive until it closes them all.
-_OF_CONTEXT: WeakKeyDictionary[zmq.Context, list[zmq.Socket]] = WeakKeyDictionary()
-=======
 class RawContext:
     """Keeps its sockets: one that is collected before it is closed would hold up the end of its context for ever."""
 
@@ -144,22 +138,13 @@ class RawContext:
         for socket in self._sockets:
             socket.close()
         self._context.term()
->>>>>>> links
 
 
 class RawDealer:
     """A peer that says what it is told to say."""
 
-<<<<<<< HEAD
-    def __init__(self, context: zmq.Context, endpoint: str, kind: type) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 500)
-        _OF_CONTEXT.setdefault(context, []).append(self.socket)
-        self.socket.connect(endpoint)
-=======
     def __init__(self, context: RawContext, endpoint: str, kind: type) -> None:
         self.socket = context.dealer(endpoint)
->>>>>>> links
         self._kind = kind
 
     def send(self, message: object) -> None:

@@ -143,11 +143,7 @@ def test_a_result_of_the_epoch_before_is_dropped(link, peer):
     peer.hello()
     hear(link)
     link.start_epoch(link.next_executor(0.0), 0.0)
-<<<<<<< HEAD
-    link.send_plan(plan(link, 1), 0.0)
-=======
     link.send_plan(plan(link, 1), 10.0)
->>>>>>> links
     answer(peer, 1, epoch=1)
     assert hear(link) == []
     assert link.num_stale == 1
