@@ -263,9 +263,10 @@ def _windows(reader: _Reader, family: Family, num_layers: int) -> list[int | Non
 def _ropes(reader: _Reader, head_dim: int) -> tuple[tuple[RopeSpec, ...], int]:
     """The rotary embeddings, and the index of the one that layers with a window use."""
     values = reader.values
-    parameters: Any = values.get("rope_parameters")
+    parameters = values.get("rope_parameters")
     if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
-        full, local = parameters["full_attention"], parameters.get("sliding_attention", parameters["full_attention"])
+        full = parameters["full_attention"]
+        local = parameters.get("sliding_attention") or full
         return (_rope(reader, full, head_dim), _rope(reader, local, head_dim)), 1
     if not isinstance(parameters, dict):
         parameters = values.get("rope_scaling") or {}
