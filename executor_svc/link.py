@@ -41,6 +41,8 @@ HIGH_WATER_MARK = 8
 HELLO_EVERY_S = 1.0
 BEAT_EVERY_S = 0.5
 POLL_EVERY_S = 0.1
+# While nobody is connected: how soon the hello is tried again.
+SEEK_EVERY_S = 0.02
 
 
 class LinkClosed(ExecutorError):
@@ -108,14 +110,16 @@ class ExecutorLink:
         """The next thing to do, in order. None: stopped, or nothing came within `timeout_s` (None: no limit)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._stopping:
-            wait_s = POLL_EVERY_S if deadline is None else min(POLL_EVERY_S, max(0.0, deadline - time.monotonic()))
+            self._look_around()
+            wait_s = POLL_EVERY_S if self._state.serving else SEEK_EVERY_S
+            if deadline is not None:
+                wait_s = min(wait_s, max(0.0, deadline - time.monotonic()))
             if self._socket.poll(round(wait_s * 1000)):
                 event = self._take()
                 if event is not None:
                     return event
             elif deadline is not None and time.monotonic() >= deadline:
                 return None
-            self._look_around()
         return None
 
     def send_result(self, result: step_pb2.StepResult) -> None:
@@ -185,8 +189,8 @@ class ExecutorLink:
         if parent is not None and os.getppid() != parent:
             raise LinkClosed("the parent process is gone")
         if not self._state.serving and now >= self._next_hello:
-            self._next_hello = now + HELLO_EVERY_S
-            self._send(self._hello)
+            if self._send(self._hello):
+                self._next_hello = now + HELLO_EVERY_S
 
     def _send_fault(self, fault: step_pb2.Fault) -> None:
         self._send(step_pb2.FromExecutor(fault=fault).SerializeToString())
@@ -197,12 +201,13 @@ class ExecutorLink:
         self._heart.restart()
         self._next_hello = 0.0
 
-    def _send(self, frame: bytes) -> None:
-        """Never blocks. A frame that cannot leave finds nobody to read it: the heartbeat tells the rest."""
+    def _send(self, frame: bytes) -> bool:
+        """Never blocks. False: nobody is there to read it; the heartbeat tells the rest."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
-            logger.debug("frame_not_sent bytes=%d", len(frame))
+            return False
+        return True
 
 
 class Heart:
