@@ -230,7 +230,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for run in _runs(arguments):
         row = run()
-        print(json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        print(
+            json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -188,9 +188,8 @@ class ExecutorLink:
         parent = self._settings.parent_pid
         if parent is not None and os.getppid() != parent:
             raise LinkClosed("the parent process is gone")
-        if not self._state.serving and now >= self._next_hello:
-            if self._send(self._hello):
-                self._next_hello = now + HELLO_EVERY_S
+        if not self._state.serving and now >= self._next_hello and self._send(self._hello):
+            self._next_hello = now + HELLO_EVERY_S
 
     def _send_fault(self, fault: step_pb2.Fault) -> None:
         self._send(step_pb2.FromExecutor(fault=fault).SerializeToString())
