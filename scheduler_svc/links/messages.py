@@ -22,6 +22,8 @@ def request_from_submit(submit: session_pb2.Submit, session: int, now: float, vo
         raise InvalidArgument(f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes", field="request_id")
     if not 1 <= submit.num_choices <= MAX_CHOICES:
         raise InvalidArgument(f"n is {submit.num_choices}, allowed are 1 to {MAX_CHOICES}", field="sampling.n")
+    if submit.handle + submit.num_choices > 2**64:
+        raise InvalidArgument(f"handle {submit.handle} leaves no room for {submit.num_choices} choices", field="handle")
     prompt = _token_ids(submit.prompt_token_ids, "prompt.token_ids", vocab_size)
     if not len(prompt):
         raise InvalidArgument("the prompt has no tokens", field="prompt")
@@ -136,7 +138,7 @@ def _started(started: Started) -> session_pb2.Started:
 def finished_to_wire(finished: Finished) -> session_pb2.Finished:
     return session_pb2.Finished(
         handle=finished.handle,
-        cause=int(finished.cause),
+        cause=session_pb2.FinishCause.Name(int(finished.cause)),
         stop_token_id=finished.stop_token_id or 0,
         num_output_tokens=finished.num_output_tokens,
         num_cached_tokens=finished.num_cached_tokens,

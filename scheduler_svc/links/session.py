@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import zmq
@@ -353,9 +354,9 @@ class SchedulerSession:
                 self._outbox.popleft()
         except zmq.Again:
             pass  # the descriptor tells when there is room again
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._pump)
 
 
-def _frame(**body: object) -> bytes:
+def _frame(**body: Any) -> bytes:
     return session_pb2.ToScheduler(**body).SerializeToString()

@@ -207,6 +207,7 @@ class Wire:
 
 
 def _certificate(path: Path | None) -> tuple[bytes, bytes]:
+    assert path is not None
     try:
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:

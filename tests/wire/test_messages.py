@@ -21,6 +21,7 @@ def int32(*values: int) -> bytes:
         ({"request_id": "x" * 257}, "request_id"),
         ({"num_choices": 0}, "sampling.n"),
         ({"num_choices": 17}, "sampling.n"),
+        ({"handle": 2**64 - 1, "num_choices": 2}, "handle"),
         ({"prompt_token_ids": b""}, "prompt"),
         ({"prompt_token_ids": b"\0\0\0"}, "prompt.token_ids"),
         ({"prompt_token_ids": int32(-1)}, "prompt.token_ids"),

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from scheduler_svc.config import KNOWN_VARIABLES, check_environment
 from scheduler_svc.errors import StartupError
 
 LIMIT_S = 30
+ROOT = Path(__file__).parents[2]
 
 
 def command(folder, *args: str) -> list[str]:
@@ -102,6 +105,13 @@ def test_metrics_are_served(tmp_path):
         *("stepwire_time_to_first_token_seconds", "stepwire_inter_token_seconds", "vllm:cache_config_info"),
     )
     assert [name for name in names if f"# HELP {name.removesuffix('_total')}" not in text] == []
+
+
+def test_every_option_of_every_service_has_a_known_variable():
+    sources = [path for service in ("scheduler_svc", "executor_svc") for path in (ROOT / service).rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r'envvar="(STEPWIRE_\w+)"', path.read_text())}
+    assert named - KNOWN_VARIABLES == set()
+    assert len(named) > 20
 
 
 def test_known_variables_pass_and_a_near_miss_is_corrected():
