@@ -3,7 +3,7 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,8 +28,7 @@ EXIT_BROKEN = 70  # a bug or a dead device: worth a restart
 EXIT_LINK_LOST = 75  # the scheduler or the parent is gone, and the operator wants an end then
 
 # The root of every complaint about the command line, whether typer brings its own click or uses the installed one.
-UsageError = typer.BadParameter.__base__
-assert UsageError is not None
+UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

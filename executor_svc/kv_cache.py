@@ -14,9 +14,14 @@ ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 class KVShape(Protocol):
     """What the pool needs of a model's config."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
 
 
 class KVPool:

@@ -16,6 +16,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,8 @@ BEAT_EVERY_S = 0.5
 POLL_EVERY_S = 0.1
 # While nobody is connected: how soon the hello is tried again.
 SEEK_EVERY_S = 0.02
+# sysexits' EX_SOFTWARE: the device hangs, only a new process helps.
+EXIT_HUNG = 70
 
 
 class LinkClosed(ExecutorError):
@@ -57,6 +60,9 @@ class LinkSettings:
     fence_after_s: float = 5.0
     # End the process then, instead of seeking a scheduler again.
     fence_exit: bool = False
+    # Silence after which a process still busy with one step counts as hung and ends itself: its scheduler has given it
+    # up. Long, because a long step may outlive a scheduler.
+    hung_after_s: float = 20.0
     # End when this is no longer our parent. None: do not look.
     parent_pid: int | None = None
     insecure_wire: bool = False
@@ -215,12 +221,19 @@ class Heart:
     The main thread calls the methods; attributes are replaced whole, never changed in place.
     """
 
-    def __init__(self, context: zmq.Context, settings: LinkSettings, instance_id: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context,
+        settings: LinkSettings,
+        instance_id: int,
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
         self.last_heard = time.monotonic()
         self.scheduler_boot_id = 0
         self._context = context
         self._settings = settings
         self._instance_id = instance_id
+        self._end_process = end_process
         self._step: tuple[int, float | None] = (0, None)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -248,6 +261,10 @@ class Heart:
         socket = _connect(self._context, self._settings.beat_endpoint, self._settings)
         try:
             while not self._stop.is_set():
+                if self._is_hung():
+                    logger.critical("hung step=%d: the process ends", self._step[0])
+                    self._end_process(EXIT_HUNG)
+                    return
                 self._beat(socket)
                 deadline = time.monotonic() + BEAT_EVERY_S
                 while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
@@ -255,6 +272,12 @@ class Heart:
                         self._hear(socket.recv_multipart())
         finally:
             socket.close()
+
+    def _is_hung(self) -> bool:
+        """The main thread is in a step, and the scheduler has not answered for long: it has given us up."""
+        began = self._step[1]
+        quiet_since = max(self.last_heard, began or 0.0)
+        return began is not None and time.monotonic() - quiet_since > self._settings.hung_after_s
 
     def _beat(self, socket: zmq.Socket) -> None:
         step_id, began = self._step

@@ -46,8 +46,7 @@ class Sampler:
             adjusted[history.index] = row
             token_ids[history.index] = row.argmax()
         for index in np.flatnonzero(parameters["temperature"] > 0).tolist():
-            row = adjusted.get(index)
-            row = logits[index] if row is None else row
+            row = adjusted[index] if index in adjusted else logits[index]
             token_ids[index] = self._draw(row, parameters[index], int(token_ids[index]), int(batch.positions[index]))
         logprobs = [
             row_logprobs(logits[index], int(token_ids[index]), count, int(batch.rows[index]))

@@ -11,13 +11,14 @@ from typing import Protocol
 from executor_svc.backends.base import Backend
 from executor_svc.batch import build_batch
 from executor_svc.errors import EpochFault
+from executor_svc.protocol import EpochStarted
 from executor_svc.rows import RowTable
 from protos.stepwire.wire.v1 import step_pb2
 
 
 class Link(Protocol):
-    def receive(self) -> object | None:
-        """A StepPlan; anything else begins an epoch; None is the end."""
+    def receive(self) -> EpochStarted | step_pb2.StepPlan | None:
+        """The next thing to do, in order; None is the end."""
 
     def send_result(self, result: step_pb2.StepResult) -> None: ...
 
@@ -32,7 +33,7 @@ class Worker:
 
     def serve(self, link: Link) -> None:
         while (event := link.receive()) is not None:
-            if not isinstance(event, step_pb2.StepPlan):
+            if isinstance(event, EpochStarted):
                 self.reset()
                 continue
             try:

@@ -1,5 +1,7 @@
 """The CPU backend: a real model, its KV pool and the sampler, glued. How the model computes is the model's business."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 
@@ -18,6 +20,8 @@ from executor_svc.model.weights import load_model
 from executor_svc.sampler import Sampler
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2
+
+Weights = torch.dtype | Literal["int8"]
 
 CPU_DEFAULTS = Defaults(block_size=16, max_num_seqs=128, max_num_batched_tokens=512)
 
@@ -79,7 +83,7 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     return CpuBackend(decoder, pool, geometry, identity)
 
 
-def resolve_dtype(choice: Dtype) -> "torch.dtype | str":
+def resolve_dtype(choice: Dtype) -> Weights:
     match choice:
         case Dtype.AUTO:
             # Half the memory traffic, where the processor multiplies bfloat16 itself.
@@ -90,5 +94,5 @@ def resolve_dtype(choice: Dtype) -> "torch.dtype | str":
             return getattr(torch, choice.value)
 
 
-def _name(dtype: "torch.dtype | str") -> str:
+def _name(dtype: Weights) -> str:
     return str(dtype).removeprefix("torch.")

@@ -28,7 +28,7 @@ class PackedLinear:
     """The same through oneDNN with the weight reordered once; about twice as fast at small batches in bfloat16."""
 
     def __init__(self, weights: LinearWeights, dtype: torch.dtype):
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weights.weight.to(dtype).contiguous().to_mkldnn(), None)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weights.weight.to(dtype).contiguous(), None)
         self.bias = None if weights.bias is None else weights.bias.to(dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

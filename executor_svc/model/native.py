@@ -1,6 +1,7 @@
 """Compiles the native engine once per machine and source, loads it, and mirrors its structures.
 
-The C sources lie in native/. Where no compiler exists, or it fails, `load_engine` says why and the caller goes on in torch.
+The C sources lie in native/. Where no compiler exists, or it fails, `load_engine` says why and the caller goes on in
+torch.
 """
 
 import ctypes
@@ -88,7 +89,7 @@ def has_fast_bf16() -> bool:
 
 def load_engine(cache_dir: Path | None, num_threads: int) -> Engine | str:
     """The engine, compiled if the cache lacks it, or the reason why there is none."""
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None:
         return "no C compiler found"
     directory = cache_dir or Path.home() / ".cache" / "stepwire" / "native"

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from protos.stepwire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend.config import FrontendConfig, join
+from scheduler_svc.frontend.malformed import RefuseMalformed
 from scheduler_svc.frontend.service import InferenceService
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class FrontendServer:
 
     async def start(self) -> None:
         """Listens. Must run in the loop that serves."""
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=[RefuseMalformed()])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(NAMES, self._server)
@@ -118,8 +119,9 @@ class FrontendServer:
             log.warning("drain timeout: %d streams are cut", self._service.num_active)
 
     async def stop(self) -> None:
-        """Whoever is still connected is told UNAVAILABLE."""
+        """Whoever is still connected is told UNAVAILABLE, and when to try again."""
         self._watcher.cancel()
+        self._session.end_streams()
         await self._server.stop(LAST_MESSAGES_S)
 
 

@@ -5,6 +5,7 @@ newest bug.
 """
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
@@ -13,17 +14,31 @@ from scheduler_svc.core.contract import Delivered, Finished, Geometry, Output, R
 from scheduler_svc.errors import InvalidArgument
 
 MAX_CHOICES = 16
-MAX_REQUEST_ID_BYTES = 256
+# Of request id, tenant and cache salt.
+MAX_NAME_BYTES = 256
+MAX_COUNT = 2**31 - 1
+MAX_LOGPROBS = 20
+SMALLEST = float(np.nextafter(np.float32(0), np.float32(1)))
+# What executors can compute with; they end an epoch over anything else, and with it everybody's step.
+_SAMPLING_BOUNDS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (SMALLEST, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (SMALLEST, 10.0),
+    "logprobs": (0, MAX_LOGPROBS),
+    "min_tokens": (0, MAX_COUNT),
+}
 
 
 def request_from_submit(submit: session_pb2.Submit, session: int, now: float, vocab_size: int | None = None) -> Request:
     """The request in `submit`. `vocab_size` None: no executor has told it yet, the core checks again later."""
-    if not submit.request_id or len(submit.request_id.encode()) > MAX_REQUEST_ID_BYTES:
-        raise InvalidArgument(f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes", field="request_id")
-    if not 1 <= submit.num_choices <= MAX_CHOICES:
-        raise InvalidArgument(f"n is {submit.num_choices}, allowed are 1 to {MAX_CHOICES}", field="sampling.n")
-    if submit.handle + submit.num_choices > 2**64:
-        raise InvalidArgument(f"handle {submit.handle} leaves no room for {submit.num_choices} choices", field="handle")
+    _check_names(submit)
+    _within("sampling.n", submit.num_choices, 1, MAX_CHOICES)
+    _within("handle", submit.handle, 0, 2**64 - submit.num_choices)
+    _within("stopping.max_tokens", submit.max_tokens, 0, MAX_COUNT)
+    _within("stopping.min_tokens", submit.min_tokens, 0, MAX_COUNT)
     prompt = _token_ids(submit.prompt_token_ids, "prompt.token_ids", vocab_size)
     if not len(prompt):
         raise InvalidArgument("the prompt has no tokens", field="prompt")
@@ -46,11 +61,26 @@ def request_from_submit(submit: session_pb2.Submit, session: int, now: float, vo
     )
 
 
+def _check_names(submit: session_pb2.Submit) -> None:
+    _within("request_id", len(submit.request_id.encode()), 1, MAX_NAME_BYTES, "bytes")
+    _within("tenant", len(submit.tenant.encode()), 0, MAX_NAME_BYTES, "bytes")
+    _within("cache_salt", len(submit.cache_salt), 0, MAX_NAME_BYTES, "bytes")
+
+
+def _within(field: str, value: float, low: float, high: float, unit: str = "") -> None:
+    """Written so that not-a-number is refused."""
+    if not low <= value <= high:
+        raise InvalidArgument(f"{field} is {f'{value} {unit}'.strip()}, allowed is {low:g} to {high:g}", field=field)
+
+
 def _delivered(submit: session_pb2.Submit, vocab_size: int | None) -> tuple[Delivered, ...] | None:
     if not submit.delivered:
         return None
     if len(submit.delivered) != submit.num_choices:
         raise InvalidArgument(f"delivered has {len(submit.delivered)} entries for {submit.num_choices} choices")
+    for choice in submit.delivered:
+        _within("delivered.num_preemptions", choice.num_preemptions, 0, MAX_COUNT)
+        _within("delivered.num_resumes", choice.num_resumes, 0, MAX_COUNT)
     return tuple(
         Delivered(
             token_ids=_token_ids(choice.token_ids, "delivered.token_ids", vocab_size),
@@ -75,17 +105,18 @@ def _token_ids(data: bytes, field: str, vocab_size: int | None) -> np.ndarray:
 
 
 def _check_sampling(sampling: step_pb2.Sampling, vocab_size: int | None) -> None:
+    for name, (low, high) in _SAMPLING_BOUNDS.items():
+        _within(f"sampling.{name}", getattr(sampling, name), low, high)
+    _within("sampling.top_k", sampling.top_k, 0, MAX_COUNT if vocab_size is None else vocab_size)
     _token_ids(sampling.stop_token_ids, "stopping.stop_token_ids", vocab_size)
     _token_ids(sampling.allowed_token_ids, "sampling.allowed_token_ids", vocab_size)
     biased = _token_ids(sampling.bias_token_ids, "sampling.logit_bias", vocab_size)
+    if len(np.unique(biased)) != len(biased):
+        raise InvalidArgument("a token has two biases", field="sampling.logit_bias")
     if len(sampling.bias_values) != 4 * len(biased):
         raise InvalidArgument("bias_values and bias_token_ids differ in length", field="sampling.logit_bias")
-    floats = [
-        *(sampling.temperature, sampling.top_p, sampling.min_p, sampling.presence_penalty),
-        *(sampling.frequency_penalty, sampling.repetition_penalty),
-    ]
-    if not np.isfinite(floats).all() or not np.isfinite(np.frombuffer(sampling.bias_values, "<f4")).all():
-        raise InvalidArgument("a sampling number is not finite", field="sampling")
+    if not np.isfinite(np.frombuffer(sampling.bias_values, "<f4")).all():
+        raise InvalidArgument("a bias is not finite", field="sampling.logit_bias")
 
 
 def is_empty(output: Output) -> bool:
@@ -138,7 +169,7 @@ def _started(started: Started) -> session_pb2.Started:
 def finished_to_wire(finished: Finished) -> session_pb2.Finished:
     return session_pb2.Finished(
         handle=finished.handle,
-        cause=session_pb2.FinishCause.Name(int(finished.cause)),
+        cause=cast("session_pb2.FinishCause", int(finished.cause)),
         stop_token_id=finished.stop_token_id or 0,
         num_output_tokens=finished.num_output_tokens,
         num_cached_tokens=finished.num_cached_tokens,

@@ -92,14 +92,18 @@ class SchedulerSession:
         self._ticker.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._ticker
-        for stream in list(self._streams.values()):
-            stream.fail(Unavailable("the frontend is shutting down", retry_after_s=1.0))
+        self.end_streams()
         if self._is_open:
             self._send(_frame(goodbye=session_pb2.Goodbye()))
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_reader(self._monitor.fileno())
         self._wire.close(linger_s=0.2)
         self._is_open = self._is_connected = False
+
+    def end_streams(self) -> None:
+        """Whoever still waits for an answer is told to ask another frontend."""
+        for stream in list(self._streams.values()):
+            stream.fail(Unavailable("the frontend is shutting down", retry_after_s=1.0), cancel=True)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """`callback` runs whenever `welcome`, `ready` or `refused` may have changed."""
@@ -156,7 +160,7 @@ class SchedulerSession:
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            raise self._unavailable() from None
+            raise Unavailable(f"the scheduler has not answered for {timeout_s:g} s", retry_after_s=1.0) from None
         finally:
             del self._loads[query_id]
 
@@ -295,6 +299,9 @@ class SchedulerSession:
             now = time.monotonic()
             for stream in self._streams.values():
                 stream.pause(now)
+            for future in self._loads.values():
+                if not future.done():
+                    future.set_exception(self._unavailable())
         self._note_path()
         self._changed()
 

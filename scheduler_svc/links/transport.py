@@ -207,7 +207,8 @@ class Wire:
 
 
 def _certificate(path: Path | None) -> tuple[bytes, bytes]:
-    assert path is not None
+    if path is None:
+        raise StartupError("CURVE needs a secret key: --curve-secret FILE")
     try:
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
@@ -237,9 +238,12 @@ def check_endpoint(endpoint: str, security: Security) -> None:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host == "localhost"
+    # With IPv6 on, libzmq names an IPv4 address in its mapped form.
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def check_runtime_dir(path: Path) -> None:

@@ -14,6 +14,10 @@ def int32(*values: int) -> bytes:
     return np.asarray(values, "<i4").tobytes()
 
 
+def sampling(**changes: object) -> step_pb2.Sampling:
+    return step_pb2.Sampling(**{"top_p": 1.0, "repetition_penalty": 1.0, **changes})
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -27,11 +31,11 @@ def int32(*values: int) -> bytes:
         ({"prompt_token_ids": int32(-1)}, "prompt.token_ids"),
         ({"prompt_token_ids": int32(1000)}, "prompt.token_ids"),
         ({"stop_token_ids": int32(1000)}, "stopping.stop_token_ids"),
-        ({"sampling": step_pb2.Sampling(allowed_token_ids=int32(1000))}, "sampling.allowed_token_ids"),
-        ({"sampling": step_pb2.Sampling(bias_token_ids=int32(-5), bias_values=b"\0" * 4)}, "sampling.logit_bias"),
-        ({"sampling": step_pb2.Sampling(bias_token_ids=int32(5), bias_values=b"\0" * 8)}, "sampling.logit_bias"),
-        ({"sampling": step_pb2.Sampling(temperature=float("nan"))}, "sampling"),
-        ({"sampling": step_pb2.Sampling(bias_token_ids=int32(5), bias_values=b"\0\0\x80\x7f")}, "sampling"),
+        ({"sampling": sampling(allowed_token_ids=int32(1000))}, "sampling.allowed_token_ids"),
+        ({"sampling": sampling(bias_token_ids=int32(-5), bias_values=b"\0" * 4)}, "sampling.logit_bias"),
+        ({"sampling": sampling(bias_token_ids=int32(5), bias_values=b"\0" * 8)}, "sampling.logit_bias"),
+        ({"sampling": sampling(temperature=float("nan"))}, "sampling.temperature"),
+        ({"sampling": sampling(bias_token_ids=int32(5), bias_values=b"\0\0\x80\x7f")}, "sampling.logit_bias"),
         ({"delivered": [session_pb2.Delivered(token_ids=int32(1000))]}, "delivered.token_ids"),
     ],
 )

@@ -41,11 +41,18 @@ static float mean_square(const float *x, int64_t n) {
 
 /* Bytes q with x = (q - 128) * scale. */
 static float quantise(const float *x, int64_t n, uint8_t *q) {
-    float largest = 0;
-    for (int64_t i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-    float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    for (int64_t i = 0; i < n; i++) q[i] = (uint8_t)(128 + (int32_t)lrintf(x[i] * inverse));
-    return scale;
+    v16 widest = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) widest = vmax(widest, (v16)(*(const v16i *)(x + i) & 0x7fffffff));
+    float largest = max16(widest);
+    for (; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    for (i = 0; i + 16 <= n; i += 16) {
+        v16i rounded = (v16i)(*(const v16 *)(x + i) * inverse + 12583040.0f); /* 1.5 * 2^23 + 128: the low byte is the answer */
+        for (int j = 0; j < 16; j++) q[i + j] = (uint8_t)rounded[j];
+    }
+    for (; i < n; i++) q[i] = (uint8_t)(128 + (int32_t)lrintf(x[i] * inverse));
+    return largest / 127.0f;
 }
 
 static void write_as(const Step *step, const Op *op, int64_t row, const float *x) {
@@ -69,7 +76,10 @@ void norm_chunk(const Step *step, const Op *op, int64_t chunk) {
         const float *x = (const float *)row_of(step, op->source, t);
         float scale = op->weight ? 1.0f / sqrtf(mean_square(x, op->n) + op->epsilon) : 1.0f;
         const float *weight = op->weight;
-        for (int64_t i = 0; i < op->n; i++) y[i] = x[i] * scale * (weight ? weight[i] : 1.0f);
+        if (weight)
+            for (int64_t i = 0; i < op->n; i++) y[i] = x[i] * scale * weight[i];
+        else
+            memcpy(y, x, (size_t)op->n * 4);
         if (op->epilogue == ADD) {
             float *sum = (float *)row_of(step, op->target, t);
             for (int64_t i = 0; i < op->n; i++) sum[i] += op->factor * y[i];
@@ -101,41 +111,39 @@ static void normalise(float *x, const float *weight, int64_t n, float epsilon) {
     for (int64_t i = 0; i < n; i++) x[i] = x[i] * scale * weight[i];
 }
 
-static void turn(float *x, const float *cosine, const float *sine, int64_t half) {
+static void turn(float *restrict low, float *restrict high, const float *cosine, const float *sine, int64_t half) {
     for (int64_t i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half];
-        x[i] = a * cosine[i] - b * sine[i];
-        x[i + half] = b * cosine[i] + a * sine[i];
+        float a = low[i], b = high[i];
+        low[i] = a * cosine[i] - b * sine[i];
+        high[i] = b * cosine[i] + a * sine[i];
     }
 }
 
-/* Place of element d of the token at `offset` in a page, in elements. Keys and values are panels when pages hold whole ones. */
-static inline int64_t key_place(const Step *step, int64_t offset, int64_t d) {
-    int64_t per = step->kv_kind == BF16 ? 2 : 1;
-    if (step->block_size % PANEL) return offset * step->head_dim + d;
-    return (offset / PANEL * (step->head_dim / per) + d / per) * PANEL * per + offset % PANEL * per + d % per;
-}
-static inline int64_t value_place(const Step *step, int64_t offset, int64_t d) {
-    if (step->kv_kind == F32 || step->block_size % PANEL) return offset * step->head_dim + d;
-    return (d / PANEL * (step->block_size / 2) + offset / 2) * PANEL * 2 + d % PANEL * 2 + offset % 2;
-}
-
+/* Stores one token's key and value of one head. In pages that hold whole panels, keys are panels over the head's elements
+ * and bfloat16 values are panels over the positions; elsewhere elements lie as in the token. */
 static void write_cache(const Step *step, int layer, int64_t head, int64_t slot, const float *k, const float *v) {
-    int64_t block = slot / step->block_size, offset = slot % step->block_size;
-    int64_t page = (block * step->num_kv_heads + head) * step->block_size * step->head_dim;
-    if (step->kv_kind == BF16) {
-        uint16_t *keys = (uint16_t *)step->key_pages[layer] + page, *values = (uint16_t *)step->value_pages[layer] + page;
-        for (int64_t d = 0; d < step->head_dim; d++) {
-            keys[key_place(step, offset, d)] = to_bf16(k[d]);
-            values[value_place(step, offset, d)] = to_bf16(v[d]);
-        }
-    } else {
+    int64_t size = step->head_dim, block = slot / step->block_size, offset = slot % step->block_size;
+    int64_t page = (block * step->num_kv_heads + head) * step->block_size * size, paneled = step->block_size % PANEL == 0;
+    if (step->kv_kind == F32) {
         float *keys = (float *)step->key_pages[layer] + page, *values = (float *)step->value_pages[layer] + page;
-        for (int64_t d = 0; d < step->head_dim; d++) {
-            keys[key_place(step, offset, d)] = k[d];
-            values[value_place(step, offset, d)] = v[d];
-        }
+        memcpy(values + offset * size, v, (size_t)size * 4);
+        keys += paneled ? offset / PANEL * size * PANEL + offset % PANEL : offset * size;
+        for (int64_t d = 0; d < size; d++) keys[d * (paneled ? PANEL : 1)] = k[d];
+        return;
     }
+    uint16_t *keys = (uint16_t *)step->key_pages[layer] + page, *values = (uint16_t *)step->value_pages[layer] + page;
+    uint16_t half_k[MAX_HEAD_DIM], half_v[MAX_HEAD_DIM];
+    for (int64_t d = 0; d < size; d += 16) store_bf16(half_k + d, *(const v16 *)(k + d)), store_bf16(half_v + d, *(const v16 *)(v + d));
+    if (!paneled) {
+        memcpy(keys + offset * size, half_k, (size_t)size * 2);
+        memcpy(values + offset * size, half_v, (size_t)size * 2);
+        return;
+    }
+    keys += offset / PANEL * size * PANEL + offset % PANEL * 2;
+    for (int64_t d = 0; d < size; d += 2) memcpy(keys + d * PANEL, half_k + d, 4);
+    values += offset / 2 * PANEL * 2 + offset % 2;
+    for (int64_t d = 0; d < size; d += PANEL, values += step->block_size * PANEL)
+        for (int64_t i = 0; i < PANEL; i++) values[i * 2] = half_v[d + i];
 }
 
 /* Queries and keys are normed (where the family does) and turned; queries go to the target, keys and values to their pages. */
@@ -153,7 +161,7 @@ void rope_chunk(const Step *step, const Op *op, int64_t chunk) {
         for (int64_t h = 0; h < step->num_heads + step->num_kv_heads; h++) {
             float *x = q + h * size;
             if (op->q_norm && !step->full_norm) normalise(x, h < step->num_heads ? op->q_norm : op->k_norm, size, op->epsilon);
-            if (half) turn(x, op->cosine + step->positions[t] * half, op->sine + step->positions[t] * half, half);
+            if (half) turn(x, x + half, op->cosine + step->positions[t] * half, op->sine + step->positions[t] * half, half);
         }
         char *out = row_of(step, op->target, t);
         if (step->kv_kind == BF16)

@@ -7,14 +7,11 @@ import pytest
 
 from executor_svc.backends.simulated import SimulatedBackend
 from executor_svc.errors import ComputeFault
+from executor_svc.protocol import EpochStarted
 from executor_svc.worker import Worker
 from protos.stepwire.wire.v1 import step_pb2
 from tests.unit.executor.plans import ToyScheduler, ToySequence, admit, geometry, greedy, ints, plan
 from tests.unit.executor.test_simulated import spelled_out
-
-
-class EpochStarted:
-    pass
 
 
 class MemoryLink:
@@ -62,7 +59,7 @@ def test_a_hand_made_sequence_of_plans():
     second = spelled_out([*prompt, first], 1000)
     sent = serve(
         [
-            EpochStarted(),
+            EpochStarted(1, 1),
             plan(1, admit=[admit(2, prompt, [60])], prefill=ints(2, 4)),
             plan(2, grow=ints(2, 3), prefill=ints(2, 2)),
             plan(3, prefill=ints(2, 0)),
@@ -80,7 +77,7 @@ def test_a_fork_copies_the_last_block_and_shares_the_full_one():
     seed_0, seed_1 = (greedy(temperature=1.0, seed=7, choice=choice) for choice in (0, 1))
     sent = serve(
         [
-            EpochStarted(),
+            EpochStarted(1, 1),
             plan(1, admit=[admit(0, prompt, [9, 4], sampling=seed_0)], prefill=ints(0, 6)),
             plan(
                 2,
@@ -130,7 +127,7 @@ def alone(prompt: list[int], want: int, sampling: step_pb2.Sampling) -> list[int
 
 def test_a_broken_plan_ends_the_epoch_and_the_next_epoch_starts_clean():
     seat = plan(1, admit=[admit(0, [1, 2], [0])], prefill=ints(0, 2))
-    sent = serve([EpochStarted(), seat, plan(2, release=ints(1)), plan(3), EpochStarted(), seat])
+    sent = serve([EpochStarted(1, 1), seat, plan(2, release=ints(1)), plan(3), EpochStarted(1, 1), seat])
     assert isinstance(sent[0], step_pb2.StepResult)
     assert sent[1] == "release: a row is not live"
     assert tokens_of(sent[2]) == tokens_of(sent[0])
@@ -140,7 +137,7 @@ def test_a_broken_plan_ends_the_epoch_and_the_next_epoch_starts_clean():
 def test_a_slot_of_another_epoch_is_not_read():
     hit = plan(1, admit=[admit(0, [1, 2, 3], [0], num_computed_tokens=2)], prefill=ints(0, 1))
     fill = plan(1, admit=[admit(0, [1, 2, 3], [0])], prefill=ints(0, 3))
-    sent = serve([EpochStarted(), fill, EpochStarted(), hit])
+    sent = serve([EpochStarted(1, 1), fill, EpochStarted(1, 1), hit])
     assert "block table is wrong" in sent[1]
 
 
@@ -160,11 +157,13 @@ class Broken(SimulatedBackend):
 @pytest.mark.parametrize("token", [-1, 1000, 2**31 - 1])
 def test_a_token_outside_the_vocabulary_is_a_fault(token):
     seat = plan(1, admit=[admit(0, [1, 2], [0])], prefill=ints(0, 2))
-    assert serve([EpochStarted(), seat], Worker(Broken(token))) == ["the backend drew a token outside the vocabulary"]
+    assert serve([EpochStarted(1, 1), seat], Worker(Broken(token))) == [
+        "the backend drew a token outside the vocabulary"
+    ]
 
 
 def test_nonsense_from_the_device_is_a_fault_and_any_other_error_ends_the_process():
     seat = plan(1, admit=[admit(0, [1, 2], [0])], prefill=ints(0, 2))
-    assert serve([EpochStarted(), seat], Worker(Broken(ComputeFault("nan")))) == ["nan"]
+    assert serve([EpochStarted(1, 1), seat], Worker(Broken(ComputeFault("nan")))) == ["nan"]
     with pytest.raises(RuntimeError, match="the device is gone"):
-        serve([EpochStarted(), seat], Worker(Broken(RuntimeError("the device is gone"))))
+        serve([EpochStarted(1, 1), seat], Worker(Broken(RuntimeError("the device is gone"))))

@@ -149,6 +149,10 @@ class FakeSession:
     async def start(self) -> None:
         pass
 
+    def end_streams(self) -> None:
+        for stream in self.streams:
+            stream.fail(Unavailable("the frontend is shutting down", retry_after_s=1.0))
+
     async def close(self) -> None:
         for stream in self.streams:
             stream._runs.cancel()

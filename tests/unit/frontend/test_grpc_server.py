@@ -131,8 +131,22 @@ async def test_streams_beyond_the_drain_time_end_unavailable(tmp_path):
         await r.server.stop()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rest_of(call)
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        found = Refusal.of(caught.value)
+        assert (found.code, found.retry_after_s) == (grpc.StatusCode.UNAVAILABLE, 1.0)
         await until(lambda: not r.session.live)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Chat", "GetLoad", "Tokenize"])
+async def test_bytes_that_are_no_message_are_invalid_and_not_logged(tmp_path, caplog, method):
+    async with rig(tmp_path) as r:
+        path = f"/{NAMES[0]}/{method}"
+        streams = method in ("Generate", "Chat")
+        call = r.channel.unary_stream(path)(b"\xff\xff") if streams else r.channel.unary_unary(path)(b"\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (call.read() if streams else call)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert (await r.stub.Tokenize(pb.TokenizeRequest(text="a"))).token_ids
 
 
 async def test_a_port_in_use_is_one_clear_line(tmp_path):

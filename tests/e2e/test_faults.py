@@ -1,0 +1,240 @@
+"""Every process can be killed: streams pause, go on, and end with exactly the tokens they would have had.
+
+The oracle is the simulated backend's rule in plain arithmetic: it knows nothing of blocks, steps, epochs or processes.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import pytest
+
+from executor_svc.backends.simulated import FACTOR
+from executor_svc.noise import draw_key, mix64
+from protos.stepwire.inference.v1 import inference_pb2 as pb
+from protos.stepwire.inference.v1 import inference_pb2_grpc
+from tests.e2e.server import Serve, greedy
+
+SEED = 7_071
+LIMIT_S = 30.0
+# A step takes long enough that a fault lands in the middle of every stream.
+SLOW = {"STEPWIRE_SIM_STEP_US": "5000"}
+VOCAB = 49_152
+
+
+def drawn(request: pb.GenerateRequest, choice: int = 0) -> list[int]:
+    """The tokens of one choice of an undisturbed run."""
+    context, power, tokens = 0, 1, []
+    known = list(request.token_ids.ids)
+    sampling = request.sampling
+    for position in range(request.stopping.max_tokens):
+        for token in known:
+            power = power * FACTOR % 2**64
+            context = (context + (token + 1) * power) % 2**64
+        key = draw_key(sampling.seed, choice, position) if sampling.temperature > 0 else 0
+        known = [mix64(context ^ key) % VOCAB]
+        tokens += known
+    return tokens
+
+
+def requests(count: int, seed: int, *, prompt: int = 150, low: int = 100, high: int = 160) -> list[pb.GenerateRequest]:
+    """Greedy and sampled ones; every third begins as another one does."""
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    prefix = [draw.randrange(VOCAB) for _ in range(40)]
+    made = []
+    for i in range(count):
+        own = [draw.randrange(VOCAB) for _ in range(draw.randint(1, prompt))]
+        request = greedy(prefix + own if i % 3 == 0 else own, draw.randint(low, high), ignore_eos=True)
+        if i % 2:
+            request.sampling.temperature, request.sampling.seed = 1.0, draw.getrandbits(64)
+        made.append(request)
+    return made
+
+
+class Stream:
+    def __init__(self, stub: inference_pb2_grpc.InferenceServiceStub, request: pb.GenerateRequest):
+        self.request = request
+        self.token_ids: list[int] = []
+        self.usage = pb.Usage()
+        self.error: grpc.RpcError | None = None
+        self.begun = asyncio.Event()
+        self.reading = asyncio.create_task(self._read(stub))
+
+    async def _read(self, stub: inference_pb2_grpc.InferenceServiceStub) -> None:
+        try:
+            async for message in stub.Generate(self.request):
+                self.token_ids.extend(message.token_ids)
+                self.begun.set()
+                if message.finish_reason:
+                    self.usage = message.usage
+        except grpc.RpcError as error:
+            self.error = error
+        finally:
+            self.begun.set()
+
+    @property
+    def is_exact(self) -> bool:
+        return self.error is None and self.token_ids == drawn(self.request)
+
+
+@contextlib.asynccontextmanager
+async def streams(serve: Serve, made: list[pb.GenerateRequest], *, begun: bool = True) -> AsyncIterator[list[Stream]]:
+    """All of them at once over all frontends, each with its first tokens before the body runs; ended after it."""
+    async with contextlib.AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(grpc.aio.insecure_channel(a)) for a in serve.addresses]
+        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
+        running = [Stream(stubs[i % len(stubs)], request) for i, request in enumerate(made)]
+        if begun:
+            await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in running)), LIMIT_S)
+            assert any(len(s.token_ids) < s.request.stopping.max_tokens for s in running), "nothing left to disturb"
+        yield running
+        await asyncio.wait_for(asyncio.gather(*(stream.reading for stream in running)), LIMIT_S)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit, "not in time"
+        await asyncio.sleep(0.02)
+
+
+def pids(serve: Serve, part: str) -> list[int]:
+    found = serve.ready["pids"][part]
+    return found if isinstance(found, list) else [found]
+
+
+def assert_clean(serve: Serve) -> None:
+    """Nothing runs, waits or holds a block, and nobody had to show a traceback."""
+    serve.wait_idle()
+    assert "Traceback" not in serve.output(), serve.output()
+    assert "tokens_lost" not in serve.output(), serve.output()
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory, default_model):
+    """One service for all faults that it must survive; no child dies more often than its restart budget allows."""
+    folder = tmp_path_factory.mktemp("serve")
+    with Serve(folder, "--model", str(default_model), "--backend", "simulated", frontends=2, env=SLOW) as running:
+        yield running
+
+
+@pytest.fixture
+def ending_serve(tmp_path, default_model):
+    with Serve(tmp_path, "--model", str(default_model), "--backend", "simulated", frontends=2, env=SLOW) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("part", "count"), [("executor", 64), ("scheduler", 32)])
+async def test_a_kill_under_many_streams_changes_no_token(serve, part, count):
+    before = pids(serve, part)
+    async with streams(serve, requests(count, SEED)) as running:
+        os.kill(before[0], signal.SIGKILL)
+    assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+    assert max(stream.usage.num_resumes for stream in running) >= 1
+    await until(lambda: pids(serve, part) != before)
+    assert_clean(serve)
+
+
+async def test_three_kills_of_the_executor_in_a_row_change_no_token(serve):
+    async with streams(serve, requests(24, SEED + 1, prompt=800), begun=False) as running:
+        for _ in range(3):
+            before = pids(serve, "executor")
+            await until(lambda: serve.metric("stepwire_executor_ready") == 1)
+            os.kill(before[0], signal.SIGKILL)
+            await until(lambda old=before: pids(serve, "executor") != old)
+    assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+    assert_clean(serve)
+
+
+async def test_an_executor_that_stands_still_is_replaced_and_its_late_results_are_dropped(serve):
+    executor, epoch = pids(serve, "executor")[0], serve.load().epoch
+    async with streams(serve, requests(16, SEED + 2)) as running:
+        os.kill(executor, signal.SIGSTOP)
+        try:
+            await until(lambda: not serve.load().executor_ready)
+        finally:
+            os.kill(executor, signal.SIGCONT)
+    assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+    assert pids(serve, "executor") == [executor]
+    assert serve.load().epoch == epoch + 1
+    assert_clean(serve)
+
+
+async def test_a_killed_frontend_takes_only_its_own_streams_with_it(serve):
+    before = pids(serve, "frontend")
+    async with streams(serve, requests(32, SEED + 3)) as running:
+        os.kill(before[1], signal.SIGKILL)
+    assert [i for i, stream in enumerate(running[0::2]) if not stream.is_exact] == []
+    for stream in running[1::2]:
+        assert stream.is_exact or stream.error.code() == grpc.StatusCode.UNAVAILABLE
+        assert stream.token_ids == drawn(stream.request)[: len(stream.token_ids)]
+    assert any(stream.error for stream in running[1::2])
+    assert_clean(serve)
+    await until(lambda: pids(serve, "frontend")[1] != before[1])
+    assert pids(serve, "frontend")[0] == before[0]
+
+
+@pytest.mark.parametrize("victim", ["nobody", "executor", "scheduler"])
+async def test_a_drain_under_load_fails_no_stream_even_when_a_child_dies_in_it(ending_serve, victim):
+    serve = ending_serve
+    children = serve.ready["pids"]
+    async with streams(serve, requests(32, SEED + 4)) as running:
+        serve.process.send_signal(signal.SIGTERM)
+        await until(lambda: "draining active" in serve.output())
+        if victim != "nobody":
+            os.kill(children[victim] if victim == "scheduler" else children[victim][0], signal.SIGKILL)
+    assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+    assert await asyncio.to_thread(serve.process.wait, LIMIT_S) == 0, serve.output()
+    assert "Traceback" not in serve.output()
+
+
+async def test_a_tiny_pool_under_overload_serves_everybody(tmp_path, default_model):
+    args = ("--num-blocks", "24", "--max-model-len", "256", "--max-waiting", "200")
+    with Serve(tmp_path, "--model", str(default_model), "--backend", "simulated", *args) as serve:
+        async with streams(serve, requests(100, SEED + 5, prompt=100, low=1, high=60), begun=False) as running:
+            pass
+        assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+        assert_clean(serve)
+
+
+async def test_a_full_queue_refuses_with_a_time_to_try_again(tmp_path, default_model):
+    args = ("--max-num-seqs", "2", "--max-waiting", "4")
+    with Serve(tmp_path, "--model", str(default_model), "--backend", "simulated", *args, env=SLOW) as serve:
+        async with streams(serve, requests(40, SEED + 6, low=20, high=30), begun=False) as running:
+            pass
+        refused = [stream for stream in running if stream.error]
+        assert len(refused) >= 40 - 4 - 2 - 4
+        assert {stream.error.code() for stream in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert all("grpc-status-details-bin" in dict(s.error.trailing_metadata()) for s in refused)
+        assert [s for s in running if not s.error and not s.is_exact] == []
+        assert_clean(serve)
+
+
+async def test_a_storm_of_cancels_leaves_nothing_behind(serve):
+    draw = random.Random(SEED + 7)
+
+    async def one(stub: inference_pb2_grpc.InferenceServiceStub, i: int) -> None:
+        request = greedy([draw.randrange(VOCAB) for _ in range(draw.randint(1, 60))], 4000, ignore_eos=True)
+        if i % 5 == 0:
+            request.sampling.temperature, request.sampling.n = 1.0, 4
+        call = stub.Generate(request, timeout=0.05 if i % 7 == 0 else None)
+        with contextlib.suppress(grpc.RpcError):
+            for _ in range(draw.randint(0, 2)):
+                await call.read()
+        call.cancel()
+
+    for address in serve.addresses:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            for _ in range(5):
+                await asyncio.gather(*(one(stub, i) for i in range(100)))
+    assert_clean(serve)
+    async with streams(serve, requests(8, SEED + 8), begun=False) as running:
+        pass
+    assert [i for i, stream in enumerate(running) if not stream.is_exact] == []

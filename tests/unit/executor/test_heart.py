@@ -1,0 +1,62 @@
+"""A device that hangs cannot be noticed by the thread that waits for it: the heartbeat's thread ends the process."""
+
+import threading
+import time
+
+import pytest
+import zmq
+
+from executor_svc.link import EXIT_HUNG, Heart, LinkSettings
+from protos.stepwire.wire.v1 import step_pb2
+
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def scheduler(tmp_path):
+    """The scheduler's end of the heartbeat, and a context for the executor's."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger = 0
+        endpoint = f"ipc://{tmp_path}/beat.sock"
+        socket.bind(endpoint)
+        yield context, socket, LinkSettings("", endpoint, hung_after_s=1.0)
+
+
+def hear(socket: zmq.Socket) -> tuple[bytes, step_pb2.Beat]:
+    assert socket.poll(LIMIT_S * 1000)
+    identity, frame = socket.recv_multipart()
+    return identity, step_pb2.FromExecutor.FromString(frame).beat
+
+
+def test_busy_and_unheard_ends_the_process(scheduler):
+    context, socket, settings = scheduler
+    ended, statuses = threading.Event(), []
+    heart = Heart(context, settings, 7, lambda status: (statuses.append(status), ended.set()))
+    heart.start()
+    heart.step_began(3)
+    assert hear(socket)[1].instance_id == 7
+    assert ended.wait(LIMIT_S)
+    assert statuses == [EXIT_HUNG]
+    heart.stop()
+
+
+def test_idle_and_unheard_or_busy_and_heard_goes_on(scheduler):
+    context, socket, settings = scheduler
+    statuses: list[int] = []
+    heart = Heart(context, settings, 7, statuses.append)
+    heart.start()
+    until = time.monotonic() + 2 * settings.hung_after_s
+    while time.monotonic() < until:  # idle, no answer
+        hear(socket)
+    assert not statuses
+    heart.step_began(4)
+    until = time.monotonic() + 2 * settings.hung_after_s
+    while time.monotonic() < until:  # busy, answered
+        identity, beat = hear(socket)
+        assert beat.instance_id == 7
+        answer = step_pb2.ToExecutor(beat=step_pb2.Beat(instance_id=9))
+        socket.send_multipart((identity, answer.SerializeToString()))
+    heart.step_ended()
+    assert not statuses
+    assert heart.scheduler_boot_id == 9
+    heart.stop()
