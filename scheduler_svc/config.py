@@ -217,7 +217,8 @@ _NAMES = (
     "JOURNAL", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS",
     "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT", "MODEL",
     "NUM_BLOCKS", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESUME_LIMIT", "RUNTIME_DIR",
-    "SERVED_MODEL_NAME", "STEP_TIMEOUT", "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY",
+    "SERVED_MODEL_NAME", "STEP_TIMEOUT", "SIM_KV_US", "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "THREADS",
+    "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY",
 )
 # fmt: on
 # Read by one service or another: one environment may serve them all. A test compares this with the options there are.
