@@ -91,11 +91,9 @@ class Planner:
                 full = full[rows.seat[full] != 0]
         blocks = pool.take(len(full))
         assert blocks is not None
-        for row, block in zip(full.tolist(), blocks, strict=True):
-            rows.sequence[row].blocks.append(block)
-        rows.capacity[full] += rows.block_size
         pairs = np.empty((len(full), 2), "<i4")
         pairs[:, 0], pairs[:, 1] = full, blocks
+        rows.grow(full, pairs[:, 1])
         draft.grow = pairs.tobytes()
 
     # ---- the token budget --------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ class Registry:
         self._old_stories: OrderedDict[str, RequestState] = OrderedDict()
         self._next_serial = 0
         # What happened outside commit, until somebody takes it.
-        self._events = Output()
+        self._started: list[Started] = []
+        self._finished: list[Finished] = []
         # Requests of which no sequence has started; the bounded queue.
         self.num_unstarted = 0
         self.num_unstarted_tokens = 0
@@ -82,7 +83,7 @@ class Registry:
             return
         sequence.started = True
         sequence.num_cached_tokens = min(num_cached, sequence.num_prompt)
-        self._events.started.append(Started(sequence.request.session, sequence.handle, sequence.num_cached_tokens))
+        self._started.append(Started(sequence.request.session, sequence.handle, sequence.num_cached_tokens))
         state = sequence.state_of_request
         if not state.started:
             self._start(state)
@@ -104,7 +105,7 @@ class Registry:
         request, state = sequence.request, sequence.state_of_request
         sequence.tell(0, f"finished {cause.name}", sequence.num_output)
         if told:
-            self._events.finished.append(
+            self._finished.append(
                 Finished(
                     session=request.session,
                     handle=sequence.handle,
@@ -128,14 +129,16 @@ class Registry:
             if len(self._old_stories) > NUM_OLD_STORIES:
                 self._old_stories.popitem(last=False)
 
-    def take_events(self) -> Output:
-        events, self._events = self._events, Output()
-        return events
+    def take_events(self, output: Output) -> Output:
+        """Moves into `output` what is still to be told."""
+        output.started, output.finished = self._started, self._finished
+        self._started, self._finished = [], []
+        return output
 
     def forget_session(self, session: int) -> None:
         """Nothing more is told to it."""
-        self._events.started = [event for event in self._events.started if event.session != session]
-        self._events.finished = [event for event in self._events.finished if event.session != session]
+        self._started = [event for event in self._started if event.session != session]
+        self._finished = [event for event in self._finished if event.session != session]
 
     def story(self, request_id: str) -> list[str]:
         state = self.requests.get(request_id) or self._old_stories.get(request_id)

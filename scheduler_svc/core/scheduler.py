@@ -107,12 +107,10 @@ class Scheduler:
         for sequence in committed.step.final:
             if sequence.state is not State.FINISHED:
                 self._finish(sequence, Cause.LENGTH)
-        events, output = self._registry.take_events(), committed.output
-        output.started, output.finished = events.started, events.finished
-        return output
+        return self._registry.take_events(committed.output)
 
     def take_output(self) -> Output:
-        return self._registry.take_events()
+        return self._registry.take_events(Output())
 
     @property
     def num_in_flight(self) -> int:
