@@ -55,13 +55,12 @@ class PrefixIndex:
         """The blocks of the longest known prefix, at most `max_blocks` of them."""
         hits: list[int] = []
         get = self._block_of.get
-        for start in range(0, max_blocks * KEY_BYTES, KEY_BYTES):
-            block = get(keys[start : start + KEY_BYTES])
+        if not max_blocks or get(keys[:KEY_BYTES]) is None:
+            return hits
+        for block in map(get, np.frombuffer(keys, KEY, max_blocks).tolist()):
             if block is None:
                 break
             hits.append(block)
-        if not hits:
-            return hits
         wanted = tokens[: len(hits) * self.block_size].reshape(len(hits), self.block_size)
         same = (self._tokens[hits] == wanted).all(axis=1) & (self._roots[hits] == root[0])
         return hits if same.all() else hits[: int(same.argmin())]
@@ -77,8 +76,9 @@ class PrefixIndex:
         self._roots[blocks] = roots
         return blocks if claimed == wanted else blocks[np.array(claimed) == blocks]
 
-    def forget(self, block: int) -> None:
-        del self._block_of[self._hash_of[block].tobytes()]
+    def forget(self, blocks: list[int]) -> None:
+        for key in _keys(self._hash_of[blocks]):
+            del self._block_of[key]
 
     def reserve(self, num_blocks: int) -> None:
         """Prefixes may get so long."""
