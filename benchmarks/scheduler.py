@@ -33,7 +33,7 @@ class Bench:
         self.scheduler = Scheduler(limits or Limits(max_waiting=1 << 20, max_waiting_tokens=1 << 40))
         self.scheduler.reset(geometry, boot_id=1, epoch=1)
         self._rng = np.random.default_rng(1)
-        self._num_submitted = 0
+        self.num_submitted = 0
         self.plan_us: list[float] = []
         self.commit_us: list[float] = []
         # The same steps in CPU time of this thread: what they cost on a machine that others use too.
@@ -43,13 +43,13 @@ class Bench:
         self._in_flight: list[step_pb2.StepPlan] = []
 
     def submit(self, prompt: np.ndarray, max_tokens: int) -> None:
-        self._num_submitted += 1
+        self.num_submitted += 1
         request = Request(
             session=0,
-            request_id=f"r{self._num_submitted}",
-            handle=self._num_submitted,
+            request_id=f"r{self.num_submitted}",
+            handle=self.num_submitted,
             prompt=prompt,
-            sampling=step_pb2.Sampling(temperature=1.0, top_p=1.0, seed=self._num_submitted),
+            sampling=step_pb2.Sampling(temperature=1.0, top_p=1.0, seed=self.num_submitted),
             max_tokens=max_tokens,
             stop_token_ids=frozenset((EOS,)),
         )
@@ -195,20 +195,37 @@ def mixed(num_rows: int, num_steps: int) -> dict[str, object]:
     return {"mode": "mixed", "rows": num_rows, **bench.summary()}
 
 
-def preemption(num_rows: int, num_steps: int) -> dict[str, object]:
-    """A pool too small for what was hoped: outputs are longer than anything seen before."""
-    bench = Bench(geometry(num_rows, num_blocks=num_rows * 40, budget=num_rows + 2048))
-    for _ in range(num_rows * 4):
-        bench.submit(bench.random_prompt(200), 6000)
-    for _ in range(num_steps):
+def preemption(num_rows: int, num_steps: int, lookahead: bool) -> dict[str, object]:
+    """Pressure: the pool holds half of what the rows want, and outputs turn out far longer than those seen before.
+
+    Without lookahead everybody is believed to end with the next token, as in schedulers that admit on what is free now.
+    """
+    bench = Bench(geometry(num_rows, num_blocks=num_rows * 16, budget=num_rows + 2048))
+    scheduler = bench.scheduler
+    scheduler._lengths.learn(64, count=2000)
+    if not lookahead:
+        scheduler._lengths.to_come = np.ones_like  # type: ignore[method-assign, assignment]
+    lengths = np.random.default_rng(2).lognormal(5.5, 0.8, 1 << 16).clip(8, 2000).astype(int)
+    used = []
+    for i in range(num_steps + 200):
+        while scheduler.stats().num_waiting < 4:
+            bench.submit(bench.random_prompt(200), int(lengths[bench.num_submitted]))
+        if i == 200:
+            gc.collect()
+            gc.freeze()
+            bench.forget_times()
         bench.step()
-    stats = bench.scheduler.stats()
+        used.append(scheduler.stats().blocks_owned)
+    stats = scheduler.stats()
+    computed = stats.generation_tokens_total + stats.prompt_tokens_computed_total
     return {
         "mode": "preemption",
         "rows": num_rows,
-        "preemptions": stats.preemptions_total,
-        "recomputed_tokens": stats.recomputed_tokens_total,
-        "useful_tokens": stats.generation_tokens_total,
+        "lookahead": lookahead,
+        "preemptions_per_1k_steps": round(1000 * stats.preemptions_total / len(used), 1),
+        "recomputed_share": round(stats.recomputed_tokens_total / computed, 4),
+        "generated_per_step": round(stats.generation_tokens_total / len(used), 1),
+        "pool_used": round(float(np.mean(used[200:])) / stats.blocks_total, 3),
         **bench.summary(),
     }
 
@@ -220,10 +237,14 @@ def _runs(arguments: argparse.Namespace) -> Iterator[Callable[[], dict[str, obje
             for prompt_tokens in (128, 8192):
                 for warm in (False, True):
                     yield partial(admission, prompt_tokens, warm)
+        elif mode == "preemption":
+            for num_rows in arguments.rows:
+                yield partial(preemption, num_rows, steps, lookahead=True)
+                yield partial(preemption, num_rows, steps, lookahead=False)
         elif mode == "lookup":
             yield lookup
         else:
-            run = {"decode": decode, "mixed": mixed, "preemption": preemption}[mode]
+            run = {"decode": decode, "mixed": mixed}[mode]
             for num_rows in arguments.rows:
                 yield partial(run, num_rows, steps)
 
