@@ -49,7 +49,8 @@ def commit(epoch: Epoch, result: step_pb2.StepResult, stops: StopFilter) -> Comm
 
     if roster.num_unseated == rows.num_unseated and not roster.unheard:
         who, session, handle, num_prompt, mine = roster.where, roster.session, roster.handle, roster.num_prompt, tokens
-        answered, late = roster.rows, []
+        answered = roster.rows
+        late: list[int] = []
     else:
         heard = (rows.seat[roster.rows] == roster.seats) & (roster.seats > 0)
         late = (~heard).nonzero()[0].tolist() if epoch.finishing else []

@@ -49,6 +49,8 @@ class Limits:
 
     max_waiting: int = 1024
     max_waiting_tokens: int = 4_000_000
+    # Requests that would wait longer than this for their turn are refused. None: the queue may be as long as the above.
+    max_wait_s: float | None = None
     policy: Policy = Policy.FCFS
     pipeline_depth: int = 2
     prefix_caching: bool = True

@@ -143,8 +143,8 @@ class Planner:
 
     def _admit(self, epoch: Epoch, draft: Draft, left: int, now: float) -> int:
         """Admits in order until something is short: nobody slips past a head that does not fit."""
-        for sequence in epoch.catching_up:
-            self._lead(epoch, draft, sequence)
+        for leader in epoch.catching_up:
+            self._lead(epoch, draft, leader)
         while left > 0 and epoch.rows.num_free:
             sequence = self._queue.head()
             if sequence is None or sequence.fence > epoch.last_committed or self._is_refused(epoch, sequence):

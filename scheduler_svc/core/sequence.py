@@ -41,6 +41,7 @@ class RequestState:
     serial: int
     # Where this request's chain of block hashes begins: tenant and salt, keyed.
     root: np.ndarray
+    arrived: float
     # Those not finished.
     sequences: "list[Sequence]" = field(default_factory=list)
     started: bool = False
