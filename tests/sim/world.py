@@ -53,6 +53,7 @@ class World:
         self.limits = Limits(
             max_waiting=self.random.choice([4, 1000]),
             max_waiting_tokens=self.random.choice([60, 10_000]),
+            max_wait_s=self.random.choice([None, None, 2.0]),
             policy=self.random.choice(list(Policy)),
             pipeline_depth=self.depth,
             prefix_caching=self.random.random() < 0.8,
