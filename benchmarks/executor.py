@@ -23,6 +23,7 @@ import torch
 from executor_svc.kv_cache import KVPool
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.native_decoder import NativeDecoder
 from executor_svc.model.weights import load_model
 
 DTYPES: dict[str, Any] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": "int8"}
@@ -68,15 +69,15 @@ class Bench:
     def measure(self, batch: SimpleNamespace, repeats: int) -> tuple[float, dict[str, float]]:
         """Median milliseconds of a step, and milliseconds per kind of operation in it."""
         times, parts = [], np.zeros(len(native.CODE_NAMES), np.int64)
-        profiled = hasattr(self.decoder, "nanoseconds")
+        decoder = self.decoder
         for attempt in range(repeats + 2):
-            if profiled and attempt == 2:
-                self.decoder.nanoseconds = parts
+            if isinstance(decoder, NativeDecoder) and attempt == 2:
+                decoder.nanoseconds = parts
             begin = self.clock()
-            self.decoder.forward(batch, self.kv)
+            decoder.forward(batch, self.kv)
             times.append(self.clock() - begin)
-        if profiled:
-            self.decoder.nanoseconds = None
+        if isinstance(decoder, NativeDecoder):
+            decoder.nanoseconds = None
         shares = {n: round(v / repeats / 1e6, 3) for n, v in zip(native.CODE_NAMES, parts.tolist(), strict=True) if v}
         return statistics.median(times[2:]) * 1e3, shares
 

@@ -1,6 +1,7 @@
 """Compiles the native engine once per machine and source, loads it, and mirrors its structures.
 
-The C sources lie in native/. Where no compiler exists, or it fails, `load_engine` says why and the caller goes on in torch.
+The C sources lie in native/. Where no compiler exists, or it fails, `load_engine` says why and the caller goes on in
+torch.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
-FLAGS = ("-O3", "-g", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 F32, BF16, INT8, F16 = range(4)
 EMBED, NORM, LINEAR, ROPE, ATTENTION, QUANTISE, GATHER = range(7)
 CODE_NAMES = ("embed", "norm", "linear", "rope", "attention", "quantise", "gather")
@@ -88,7 +89,7 @@ def has_fast_bf16() -> bool:
 
 def load_engine(cache_dir: Path | None, num_threads: int) -> Engine | str:
     """The engine, compiled if the cache lacks it, or the reason why there is none."""
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None:
         return "no C compiler found"
     directory = cache_dir or Path.home() / ".cache" / "stepwire" / "native"

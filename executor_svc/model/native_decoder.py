@@ -1,7 +1,7 @@
 """The decoder on the native engine: the model becomes a tape of operations once, then every step is one call.
 
-Nothing here computes. What a layer consists of is read off the config, as in the torch decoder; the tape holds addresses
-of weights, numbers of buffers and constants, and the engine walks it with its threads.
+Nothing here computes. What a layer consists of is read off the config, as in the torch decoder; the tape holds
+addresses of weights, numbers of buffers and constants, and the engine walks it with its threads.
 """
 
 import ctypes
