@@ -8,14 +8,15 @@ machine, and read the load average it prints beside the numbers. Shares are CPU 
 
 import argparse
 import json
-import os
 import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from benchmarks.config import quiet_threads
+
+quiet_threads()
 
 import numpy as np
 import torch
@@ -69,15 +70,15 @@ class Bench:
     def measure(self, batch: SimpleNamespace, repeats: int) -> tuple[float, dict[str, float]]:
         """Median milliseconds of a step, and milliseconds per kind of operation in it."""
         times, parts = [], np.zeros(len(native.CODE_NAMES), np.int64)
-        decoder = self.decoder
+        native_decoder = self.decoder if isinstance(self.decoder, NativeDecoder) else None
         for attempt in range(repeats + 2):
-            if isinstance(decoder, NativeDecoder) and attempt == 2:
-                decoder.nanoseconds = parts
+            if native_decoder and attempt == 2:
+                native_decoder.nanoseconds = parts
             begin = self.clock()
-            decoder.forward(batch, self.kv)
+            self.decoder.forward(batch, self.kv)
             times.append(self.clock() - begin)
-        if isinstance(decoder, NativeDecoder):
-            decoder.nanoseconds = None
+        if native_decoder:
+            native_decoder.nanoseconds = None
         shares = {n: round(v / repeats / 1e6, 3) for n, v in zip(native.CODE_NAMES, parts.tolist(), strict=True) if v}
         return statistics.median(times[2:]) * 1e3, shares
 

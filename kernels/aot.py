@@ -15,7 +15,7 @@ from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
 from kernels.catalogue import Case, cases
 from kernels.configs import ARCHITECTURES
@@ -26,7 +26,7 @@ TABLE = Path(__file__).with_name("aot_table.json")
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 
-def compile_case(case: Case, target: GPUTarget) -> object:
+def compile_case(case: Case, target: GPUTarget) -> CompiledKernel:
     names = case.kernel.arg_names
     signature = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in names}
     # What the launcher infers from an address or a stride that is a multiple of 16.
@@ -41,6 +41,13 @@ def compile_case(case: Case, target: GPUTarget) -> object:
     return triton.compile(source, target=target, options=options)
 
 
+def number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"the compiler's report has no {pattern}")
+    return int(found[1])
+
+
 def read_cubin(cubin: bytes) -> dict[str, int]:
     """Registers and stack from the resource table, instructions from the disassembly."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -52,7 +59,7 @@ def read_cubin(cubin: bytes) -> dict[str, int]:
         sass = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
 
     def resource(name: str) -> int:
-        return int(re.search(rf"{name}:(\d+)", usage)[1])
+        return number(rf"{name}:(\d+)", usage)
 
     def count(pattern: str) -> int:
         return len(re.findall(pattern, sass))
@@ -71,9 +78,9 @@ def read_cubin(cubin: bytes) -> dict[str, int]:
 def read_amdgcn(text: str) -> dict[str, int]:
     """The same from AMD assembly, for information: vector registers, and spilled ones."""
     return {
-        "regs": int(re.search(r"\.vgpr_count:\s*(\d+)", text)[1]),
-        "stack": int(re.search(r"\.private_segment_fixed_size:\s*(\d+)", text)[1]),
-        "spill": int(re.search(r"\.vgpr_spill_count:\s*(\d+)", text)[1]),
+        "regs": number(r"\.vgpr_count:\s*(\d+)", text),
+        "stack": number(r"\.private_segment_fixed_size:\s*(\d+)", text),
+        "spill": number(r"\.vgpr_spill_count:\s*(\d+)", text),
         "mfma": len(re.findall(r"\bv_mfma", text)),
         "access16": len(re.findall(r"\b(?:global|buffer)_(?:load|store)_dwordx4", text)),
     }
@@ -123,13 +130,21 @@ def main() -> int:
     for row, wrong in measure_all(options.arch, options.only):
         rows.append(row)
         bad += bool(wrong)
-        text = json.dumps(row) if options.json else "  ".join(f"{key}={value}" for key, value in row.items())
-        print(text, *(f"<-- {complaint}" for complaint in wrong), flush=True)
+        print(
+            json.dumps(row) if options.json else "  ".join(f"{key}={value}" for key, value in row.items()), flush=True
+        )
+        for complaint in wrong:
+            print(f"{row['kernel']} {row['config']} on {row['arch']}: {complaint}", file=sys.stderr)
     if options.write:
-        TABLE.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+        write_table(rows)
     if bad:
-        print(f"{bad} of {len(rows)} fail the rules", file=sys.stderr)
+        print(f"{bad} of {len(rows)} break the rules", file=sys.stderr)
     return 1 if bad else 0
+
+
+def write_table(rows: list[dict]) -> None:
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    TABLE.write_text(f'{{"triton": "{triton.__version__}", "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

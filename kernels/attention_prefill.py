@@ -21,7 +21,8 @@ from kernels.configs import AttentionConfig, attention_config
 from kernels.paged import AttentionSpec, PagedKV
 
 
-@triton.jit(do_not_specialize=["stride_table"])
+# Tables and lengths may begin anywhere (the part of a step behind its decodes): no alignment is assumed of them.
+@triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr"])
 def prefill_kernel(
     q_ptr,
     kv_ptr,

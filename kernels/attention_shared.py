@@ -93,6 +93,12 @@ class SharedPlan:
     work: np.ndarray
     num_shared_splits: np.ndarray
 
+    @property
+    def saved_tokens(self) -> int:
+        """Keys and values that are not read again, in tokens of one layer."""
+        read_once = SPLIT * len(self.work)
+        return SPLIT * int(self.num_shared_splits.sum()) - read_once
+
 
 def plan_shared(tables: np.ndarray, seq_lens: np.ndarray, block_size: int, rows_per_item: int) -> SharedPlan | None:
     """Group sequences that own the same leading blocks; None when nothing is worth sharing.

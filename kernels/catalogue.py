@@ -3,7 +3,7 @@
 The shapes are those of real models; one of each kind that compiles to different code.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -47,8 +47,8 @@ class Case:
     name: str
     config: str
     kernel: triton.JITFunction
-    signature: dict[str, str]
-    constexprs: dict[str, object]
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, object]
     num_warps: int
     num_stages: int = 3
     unaligned: frozenset[str] = frozenset()
@@ -122,7 +122,7 @@ def prefill_cases(arch: int) -> Iterator[Case]:
             constants | {"BLOCK_M": config.block_m, "TILE": config.tile},
             config.num_warps,
             config.num_stages,
-            frozenset({"stride_table"}),
+            frozenset({"stride_table", "table_ptr", "seq_lens_ptr"}),
             wants_tensor_cores=kv_dtype != torch.float32,
         )
 
@@ -216,6 +216,9 @@ def elementwise_cases(arch: int) -> Iterator[Case]:
         )
 
 
+_COUNTED = frozenset({"counts_ptr", "tokens_ptr"})
+
+
 def logit_cases(arch: int) -> Iterator[Case]:
     """From logits to tokens; vocabularies of Llama 3 and SmolLM2."""
     rules = {"rows_ptr": "*i32", "penalties_ptr": "*fp32", "counts_ptr": "*i32", "allowed_ptr": "*i32"}
@@ -242,7 +245,7 @@ def logit_cases(arch: int) -> Iterator[Case]:
         drawn = {"V": vocab}
         yield Case("count_drawn", f"V{vocab}", logits.count_drawn_kernel, common, drawn, 1, scattered=True)
     counting = types | {"length": "i32", "amount": "i32"}
-    yield Case("count", "", logits.count_kernel, counting, {"BLOCK": 1024}, 4, scattered=True)
+    yield Case("count", "", logits.count_kernel, counting, {"BLOCK": 1024}, 4, unaligned=_COUNTED, scattered=True)
     block = 2 * LLAMA_8B.block_size * LLAMA_8B.kv_heads * LLAMA_8B.head_size * 2
     types = {"cache_ptr": "*i32", "pairs_ptr": "*i32"}
     constants = {"BYTES": block, "CHUNK": blocks.CHUNK}

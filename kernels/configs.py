@@ -63,6 +63,8 @@ _ATTENTION = {
 _EXCEPTIONS = {
     # Ampere converts bytes in registers it does not have: smaller tiles, or it spills.
     (80, "prefill", 128, 1): AttentionConfig(64, 64, 8, 2),
+    # Blackwell accumulates outside the registers: taller tiles cost less there than short ones.
+    (100, "prefill", 256, 2): AttentionConfig(128, 32, 8, 2),
 }
 
 # The interpreter's cost is per operation, hardly per element; and any tile must divide what the tests cut at.

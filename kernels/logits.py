@@ -53,7 +53,7 @@ def argmax_lse(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     return ids, largest, lse
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "amount"], do_not_specialize_on_alignment=["counts_ptr", "tokens_ptr"])
 def count_kernel(counts_ptr, tokens_ptr, length, amount, BLOCK: tl.constexpr):
     """Program i: BLOCK of the tokens. Tokens repeat, so additions are atomic."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

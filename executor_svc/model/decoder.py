@@ -15,6 +15,7 @@ from executor_svc.model.layers import Experts, Linear, Mlp, linear_class, rms_no
 from executor_svc.model.rope import rope_tables
 from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource
 
+
 # Plans one step: (batch, kv, config, device) -> what each layer calls with (q, k, v, layer). A device brings its own.
 AttentionFactory = Callable[..., Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]]
 
@@ -91,7 +92,7 @@ class _Layer:
         self.qkv, self.output = make(weights.qkv), make(weights.output)
         if weights.experts is not None:
             routing = {"num_active": config.num_active_experts, "renormalise": config.renormalise_experts}
-            self.mlp: Linear = Experts(weights.experts, make, config.activation, **routing)
+            self.mlp: Experts | Mlp = Experts(weights.experts, make, config.activation, **routing)
         else:
             self.mlp = Mlp(make(weights.gate_up), make(weights.down), config.activation)
 

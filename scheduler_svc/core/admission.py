@@ -1,14 +1,14 @@
 """Admission: whether the pool will hold one more sequence, not only now but at the peak to come.
 
-The Past-Future estimate. Each running sequence holds some tokens and will draw some more before it ends and gives all of
-them back. Sort by what is still to come, longest first; when the i-th of n ends, exactly the first i are still there, each
-grown by what the i-th had to come:
+The Past-Future estimate. Each running sequence holds some tokens and will draw some more before it ends and gives all
+of them back. Sort by what is still to come, longest first; when the i-th of n ends, exactly the first i are still
+there, each grown by what the i-th had to come:
 
     peak = max over i of (sum of held[0..i] + (i + 1) * to_come[i])
 
 What is still to come is learned: a histogram of output lengths, conditional on what a sequence has drawn already. Too
-hopeful an estimate costs a preemption, too careful a one idle memory; neither can deadlock, for the first in order always
-finds room by preempting those after it.
+hopeful an estimate costs a preemption, too careful a one idle memory; neither can deadlock, for the first in order
+always finds room by preempting those after it.
 """
 
 import numpy as np

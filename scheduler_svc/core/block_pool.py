@@ -6,12 +6,14 @@ Knows nothing of tokens or sequences. Every block is in exactly one of three pla
     cached   count 0 and named in the prefix index: a hit takes it back, want of space evicts it
     free     count 0 and nameless: holds nothing of use
 
-The next block handed out is a free one (last freed first: its memory is warm); when there is none, the cached block that
-was idle longest. A sequence gives back its tail before its head, so a prefix outlives what hangs on it.
+The next block handed out is a free one (last freed first: its memory is warm); when there is none, the cached block
+that was idle longest. A sequence gives back its tail before its head, so a prefix outlives what hangs on it.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+
+import numpy as np
 
 
 class BlockPool:
@@ -21,7 +23,7 @@ class BlockPool:
         # Block tables that hold the block.
         self.num_refs = [0] * num_blocks
         # All and only the blocks that the prefix index names.
-        self.is_named = bytearray(num_blocks)
+        self.is_named = np.zeros(num_blocks, np.bool_)
         # All and only nameless blocks with count 0; the end is taken first.
         self._free = list(range(num_blocks - 1, -1, -1))
         # All and only named blocks with count 0; the front is evicted first.
@@ -52,7 +54,7 @@ class BlockPool:
         del self._free[kept:]
         for _ in range(count - len(blocks)):
             block, _ = self._cached.popitem(last=False)
-            self.is_named[block] = 0
+            self.is_named[block] = False
             self._forget(block)
             blocks.append(block)
         for block in blocks:
@@ -70,10 +72,9 @@ class BlockPool:
                 del self._cached[block]
             self.num_refs[block] += 1
 
-    def name(self, block: int) -> None:
-        """The prefix index names this owned block from now on."""
-        assert self.num_refs[block], block
-        self.is_named[block] = 1
+    def name(self, blocks: np.ndarray) -> None:
+        """The prefix index names these owned blocks from now on."""
+        self.is_named[blocks] = True
 
     def give_back(self, blocks: list[int]) -> None:
         """One owner less for each block of a table, given in the order of the table."""

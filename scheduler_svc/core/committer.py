@@ -1,7 +1,7 @@
 """The committer: reads the result of the oldest step in flight and appends its tokens.
 
-Knows how tokens find their sequences. A token whose row has changed hands since is dropped, unless the sequence only waits
-for it: FINISHING.
+Knows how tokens find their sequences. A token whose row has changed hands since is dropped, unless the sequence only
+waits for it: FINISHING.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ class Committed:
     output: Output
     step: Step
     stopped: list[tuple[Sequence, int]] = field(default_factory=list)
-    # Sequences of which a block became full.
-    grown: list[Sequence] = field(default_factory=list)
+    # Rows of which a block became full.
+    grown: np.ndarray | None = None
 
 
 class StopFilter:
@@ -62,8 +62,8 @@ def commit(epoch: Epoch, result: step_pb2.StepResult, stops: StopFilter) -> Comm
             committed.stopped.append((sequence, int(mine[i])))
     full = rows.full_blocks()
     if len(full):
-        committed.grown = [rows.sequence[row] for row in full.tolist()]  # type: ignore[misc]
-        epoch.memory.publish_drawn(committed.grown, rows, full)
+        committed.grown = full
+        epoch.memory.publish_drawn(rows, full)
 
     output = committed.output
     output.session, output.handle, output.token, output.position = session, handle, mine, positions

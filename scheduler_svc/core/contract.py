@@ -56,6 +56,8 @@ class Limits:
     hash_key: bytes = b"stepwire"
     # Share of the pool that admissions leave to the growth of what runs already.
     watermark: float = 0.01
+    # Preempted so often, a sequence is admitted again only with its worst case reserved, and then stays.
+    max_preemptions: int = 3
     # Steps are kept short enough for running streams to see a token this often. None: as much as fits in a step.
     inter_token_target_s: float | None = None
 

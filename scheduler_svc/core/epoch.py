@@ -1,7 +1,7 @@
 """Epoch: everything that dies with an executor. Rows, blocks, the prefix index, plans in flight.
 
-Knows how a sequence gets and loses its seat; not why. There is one way to give a seat up (`_unseat`) and one way to give
-blocks back (`Memory.retire`), whatever the reason.
+Knows how a sequence gets and loses its seat; not why. There is one way to give a seat up (`_unseat`) and one way to
+give blocks back (`Memory.retire`), whatever the reason.
 """
 
 from collections import deque
@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from scheduler_svc.core.contract import Geometry, Limits
 from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.policy import WaitingQueue
-from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.rows import Roster, Rows
 from scheduler_svc.core.sequence import Sequence, State
-
-# After so many a sequence is admitted with its worst case reserved, and stays.
-MAX_PREEMPTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +33,10 @@ class Epoch:
         self.geometry = geometry
         self.boot_id = boot_id
         self.number = number
+        self._limits = limits
         self._queue = queue
-        index = None
-        if limits.prefix_caching:
-            index = PrefixIndex(limits.hash_key, geometry.num_blocks, geometry.block_size)
-        self.memory = Memory(geometry.num_blocks, geometry.block_size, index)
+        hash_key = limits.hash_key if limits.prefix_caching else None
+        self.memory = Memory(geometry.num_blocks, geometry.block_size, hash_key)
         # Every live row decodes one token at least: rows never exceed the token budget.
         self.rows = Rows(min(geometry.max_num_seqs, geometry.max_num_batched_tokens), geometry.block_size)
         self.in_flight: deque[Step] = deque()
@@ -70,7 +65,7 @@ class Epoch:
         self._queue.remove(sequence, admitted=True)
         sequence.state = State.RUNNING
         sequence.settled_step = None
-        sequence.protected = sequence.num_preemptions >= MAX_PREEMPTIONS
+        sequence.protected = sequence.num_preemptions >= self._limits.max_preemptions
         sequence.worst_blocks = worst_blocks
         self.rows.take(sequence, num_known=sequence.num_logged, last=last, rank=self._queue.rank(sequence))
         self.memory.begin(sequence, self.rows, num_shared)
@@ -115,11 +110,10 @@ class Epoch:
     def reclaim(self) -> bool:
         """Takes blocks from sequences that only wait for their last result: plans run in order, so nothing is lost but
         the chance to publish their last tokens. Whether there were any."""
-        for sequence in self.finishing.values():
-            if sequence.blocks:
-                self.memory.retire(sequence)
-                return True
-        return False
+        holders = [sequence for sequence in self.finishing.values() if sequence.blocks]
+        if holders:
+            self.memory.retire(holders[0])
+        return bool(holders)
 
     def retire(self, sequence: Sequence) -> None:
         """It is over, wherever it was."""
@@ -149,7 +143,7 @@ class Epoch:
         self.num_stored -= int(self.rows.num_computed[row])
         self.worst_blocks -= sequence.worst_blocks
         self.protected_blocks -= sequence.worst_blocks * sequence.protected
-        self.rows.leave(sequence)
+        self.rows.leave(sequence, self.memory.tokens)
         self.releases.append(row)
         self._wake(sequence)
 
@@ -195,7 +189,7 @@ class Epoch:
             assert computed <= rows.last[row], story
             assert len(s.blocks) <= s.worst_blocks, story
             assert s.num_published <= min(computed, committed) // size, story
-            assert committed - 1 - size <= s.num_logged <= committed, story
+            assert s.num_logged <= committed, story
             if rows.stride[row]:
                 pending = sum(row in step.roster.rows and s.seat in step.roster.seats for step in self.in_flight)
                 assert computed + 1 == committed + pending, story

@@ -32,7 +32,8 @@ def check_fits(request: Request, geometry: Geometry) -> None:
     blocks = worst_case_blocks(num_prompt, limit, geometry.block_size)
     if blocks > geometry.num_blocks:
         raise InvalidArgument(
-            f"prompt and max_tokens need {blocks} blocks of {geometry.block_size} tokens, there are {geometry.num_blocks}",
+            f"prompt and max_tokens need {blocks} blocks of {geometry.block_size} tokens, "
+            f"there are {geometry.num_blocks}",
             field="stopping.max_tokens",
         )
     _check_ids(request.prompt, geometry.vocab_size, "prompt")

@@ -1,8 +1,8 @@
 """Memory: the block pool and the prefix index together, in terms of sequences.
 
 Knows which tokens are in which blocks. Publishing follows two rules, which in-order execution makes safe: a block of
-tokens that are all known is published when the step that computes them is planned; a block of drawn tokens once the last
-of them is known and computed.
+tokens that are all known is published when the step that computes them is planned; a block of drawn tokens once the
+last of them is known and computed.
 """
 
 from collections.abc import Iterable
@@ -16,10 +16,13 @@ from scheduler_svc.core.sequence import Sequence
 
 
 class Memory:
-    def __init__(self, num_blocks: int, block_size: int, index: PrefixIndex | None):
+    def __init__(self, num_blocks: int, block_size: int, hash_key: bytes | None):
+        """`hash_key` None: nothing is shared but between the choices of one request."""
         self.block_size = block_size
-        self.index = index
-        self.pool = BlockPool(num_blocks, index.forget) if index else BlockPool(num_blocks)
+        # What each block holds, once it was full.
+        self.tokens = np.zeros((num_blocks, block_size), np.int32)
+        self.index = PrefixIndex(hash_key, self.tokens) if hash_key is not None else None
+        self.pool = BlockPool(num_blocks, self.index.forget) if self.index is not None else BlockPool(num_blocks)
 
     # ---- before admission --------------------------------------------------------------------------------------
 
@@ -33,8 +36,8 @@ class Memory:
 
     def num_common_blocks(self, sequence: Sequence, other: Sequence) -> int:
         """How many leading blocks two waiting or catching-up sequences have in common."""
-        if self.index is None or sequence.keys is None or other.keys is None:
-            return 0
+        assert sequence.keys is not None
+        assert other.keys is not None
         a = np.frombuffer(sequence.keys, "<u8").reshape(-1, 2)
         b = np.frombuffer(other.keys, "<u8").reshape(-1, 2)
         count = min(len(a), len(b))
@@ -51,7 +54,7 @@ class Memory:
     def _hash(self, sequence: Sequence) -> tuple[bytes, np.ndarray]:
         assert self.index is not None
         tokens = sequence.tokens()
-        if sequence.keys is None:
+        if sequence.keys is None or len(sequence.keys) // KEY_BYTES != len(tokens) // self.block_size:
             sequence.keys = self.index.hashes(sequence.state_of_request.root, tokens).tobytes()
         return sequence.keys, tokens
 
@@ -73,30 +76,19 @@ class Memory:
         sequence.num_published = end
         if self.index is not None:
             keys, tokens = self._hash(sequence)
-            self._publish(sequence, first, end, keys[first * KEY_BYTES :], tokens)
+            self._publish(sequence, first, end, np.frombuffer(keys, "<u8").reshape(-1, 2)[first:], tokens)
 
-    def publish_drawn(self, sequences: list[Sequence], rows: Rows, row_indices: np.ndarray) -> None:
-        """In each of these rows the next block has become full of drawn tokens that are computed; logs them too."""
-        tokens = rows.last_block(row_indices)
-        ends = rows.committed[row_indices] - 1
-        row_bytes = self.block_size * 4
-        data = tokens.tobytes()
-        for i, (sequence, end) in enumerate(zip(sequences, ends.tolist(), strict=True)):
-            fresh = (end - sequence.num_logged) * 4
-            sequence.log += data[(i + 1) * row_bytes - fresh : (i + 1) * row_bytes]
-            sequence.num_published += 1
-            sequence.keys = None
-        if self.index is None:
-            return
-        which = ends // self.block_size - 1
-        chains = self.index.next_hashes(rows.chain[row_indices], which, tokens)
-        rows.chain[row_indices] = chains
-        keys = chains.tobytes()
-        blocks = [sequence.blocks[b] for sequence, b in zip(sequences, which.tolist(), strict=True)]
-        self.index.hold(blocks, tokens)
-        for i, (sequence, block) in enumerate(zip(sequences, blocks, strict=True)):
-            if self.index.publish(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], block, sequence.state_of_request.root):
-                self.pool.name(block)
+    def publish_drawn(self, rows: Rows, full: np.ndarray) -> None:
+        """In each of these rows the next block has become full of drawn tokens that are computed."""
+        which = (rows.committed[full] - 1) // self.block_size - 1
+        tokens = rows.ring_blocks(full, which)
+        sequence_at = rows.sequence
+        blocks = [sequence_at[row].blocks[block] for row, block in zip(full.tolist(), which.tolist(), strict=True)]
+        self.tokens[blocks] = tokens
+        if self.index is not None:
+            chains = self.index.next_hashes(rows.chain[full], which, tokens)
+            rows.chain[full] = chains
+            self.pool.name(self.index.publish(blocks, chains, rows.root[full]))
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
@@ -107,22 +99,19 @@ class Memory:
         if self.index is not None and sequence.blocks and end > first:
             tokens = sequence.tokens()
             assert sequence.chain is not None
-            keys = self.index.hashes(sequence.chain, tokens[first * self.block_size :], first).tobytes()
-            self._publish(sequence, first, end, keys, tokens)
+            hashes = self.index.hashes(sequence.chain, tokens[first * self.block_size :], first)
+            self._publish(sequence, first, end, hashes, tokens)
         self.pool.give_back(sequence.blocks)
         sequence.blocks = []
         sequence.num_published = 0
 
-    def _publish(self, sequence: Sequence, first: int, end: int, keys: bytes, tokens: np.ndarray) -> None:
-        """Offers blocks first..end; `keys` begins with that of `first`, `tokens` with the sequence."""
+    def _publish(self, sequence: Sequence, first: int, end: int, hashes: np.ndarray, tokens: np.ndarray) -> None:
+        """Offers blocks first..end; `hashes` begins with that of `first`, `tokens` with the sequence."""
         assert self.index is not None
         blocks = sequence.blocks[first:end]
         size = self.block_size
-        self.index.hold(blocks, tokens[first * size : end * size].reshape(-1, size))
-        root = sequence.state_of_request.root
-        for i, block in enumerate(blocks):
-            if self.index.publish(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], block, root):
-                self.pool.name(block)
+        self.tokens[blocks] = tokens[first * size : end * size].reshape(-1, size)
+        self.pool.name(self.index.publish(blocks, hashes[: end - first], sequence.state_of_request.root[0]))
 
     def check(self, tables: Iterable[list[int]]) -> None:
         self.pool.check(tables)

@@ -9,8 +9,8 @@ One walk, in this order, and nothing that is decided is ever undone:
     spread    what is left of the budget goes to those that were given less than they could use
     seal      counters move on, blocks are published, the plan is written down
 
-No phases: a sequence catches up with its known tokens, be they a prompt, the rest of one after a prefix hit, or everything
-after a preemption; when it has, it decodes.
+No phases: a sequence catches up with its known tokens, be they a prompt, the rest of one after a prefix hit, or
+everything after a preemption; when it has, it decodes.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ import numpy as np
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.admission import LengthHistogram, peak_tokens
 from scheduler_svc.core.contract import Limits
-from scheduler_svc.core.epoch import MAX_PREEMPTIONS, Epoch, Step
+from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.rows import NEVER
@@ -92,9 +92,11 @@ class Planner:
         blocks = pool.take(len(full))
         assert blocks is not None
         for row, block in zip(full.tolist(), blocks, strict=True):
-            rows.sequence[row].blocks.append(block)  # type: ignore[union-attr]
+            rows.sequence[row].blocks.append(block)
         rows.capacity[full] += rows.block_size
-        draft.grow = np.column_stack((full, blocks)).astype("<i4").tobytes()
+        pairs = np.empty((len(full), 2), "<i4")
+        pairs[:, 0], pairs[:, 1] = full, blocks
+        draft.grow = pairs.tobytes()
 
     # ---- the token budget --------------------------------------------------------------------------------------
 
@@ -152,6 +154,8 @@ class Planner:
 
     def _park(self, epoch: Epoch, sequence: Sequence) -> bool:
         """Whether it should rather wait for a running sequence that is computing the same prefix."""
+        if self._donor(sequence) is not None:
+            return False
         for mate in sequence.state_of_request.sequences:
             if mate.state is State.RUNNING and mate.settled_step is None:
                 self._follow(sequence, mate, NEVER)
@@ -178,7 +182,7 @@ class Planner:
         num_known = sequence.num_logged
         shared, fork = epoch.memory.find_prefix(sequence), None
         num_cached = len(shared) * size
-        donor = self._donor(epoch, sequence)
+        donor = self._donor(sequence)
         common = min(sequence.num_prompt, num_known - 1)
         if donor is not None and common > num_cached:
             shared, num_cached = donor.blocks[: common // size], common
@@ -190,7 +194,7 @@ class Planner:
         return placement if self._fits(epoch, sequence, placement) else None
 
     @staticmethod
-    def _donor(epoch: Epoch, sequence: Sequence) -> Sequence | None:
+    def _donor(sequence: Sequence) -> Sequence | None:
         """A sibling that computed the common prompt in an earlier step and still holds it."""
         for mate in sequence.state_of_request.sequences:
             if mate is not sequence and mate.blocks and mate.settled_step is not None:
@@ -202,7 +206,7 @@ class Planner:
         rows, size, num_blocks = epoch.rows, epoch.geometry.block_size, epoch.geometry.num_blocks
         limit = sequence.limit(epoch.geometry)
         worst = worst_case_blocks(sequence.num_prompt, limit, size)
-        if sequence.num_preemptions >= MAX_PREEMPTIONS and epoch.protected_blocks + worst > num_blocks:
+        if sequence.num_preemptions >= self._limits.max_preemptions and epoch.protected_blocks + worst > num_blocks:
             return False
         if not rows.num_live:
             return True
@@ -264,7 +268,7 @@ class Planner:
             num_tokens += num_chunked
         epoch.num_stored += num_tokens
         final = [rows.sequence[row] for row in (rows.num_computed == rows.last).nonzero()[0].tolist()]
-        epoch.ending += final  # type: ignore[arg-type]
+        epoch.ending += final
         plan = step_pb2.StepPlan(
             boot_id=epoch.boot_id,
             epoch=epoch.number,
@@ -277,9 +281,7 @@ class Planner:
         )
         epoch.releases.clear()
         epoch.next_step_id += 1
-        epoch.in_flight.append(
-            Step(step_id, rows.roster(), tuple(final), rows.num_live, epoch.num_stored, num_tokens)  # type: ignore[arg-type]
-        )
+        epoch.in_flight.append(Step(step_id, rows.roster(), tuple(final), rows.num_live, epoch.num_stored, num_tokens))
         return plan
 
     def _seal_chunks(self, epoch: Epoch, draft: Draft) -> tuple[int, bytes]:

@@ -9,8 +9,9 @@ Knows the waiting sequences and the service each tenant has had, not memory or r
 Nobody is overtaken without bound: of every AGEING admissions at least one goes to whoever waits longest. A preempted
 sequence comes back with the arrival it had, so it outranks the newcomers of its class.
 
-Service is a virtual token counter per tenant: input tokens that had to be computed, and output tokens, weighted. A tenant
-that comes back from idleness starts at the smallest counter of those that are active: idle time saves up no claim.
+Service is a virtual token counter per tenant: input tokens that had to be computed, and output tokens, weighted. A
+tenant that comes back from idleness starts at the smallest counter of those that are active: idle time saves up no
+claim.
 """
 
 import heapq
@@ -58,7 +59,7 @@ class WaitingQueue:
         heads = [(key, heap[0]) for key, heap in self._live_heaps()]
         if not heads:
             return None
-        key, entry = min(heads, key=lambda head: (head[0][0], self.service.get(head[0][1], 0), head[1][0], head[1][1]))
+        _, entry = min(heads, key=lambda head: (head[0][0], self.service.get(head[0][1], 0), head[1][0], head[1][1]))
         return entry[3]
 
     def remove(self, sequence: Sequence, *, admitted: bool) -> None:
@@ -113,7 +114,7 @@ class WaitingQueue:
         """It has finished."""
         sequence.ticket = None
         if self.policy is Policy.FAIR:
-            self.charge_output(sequence)
+            self.charge_output(sequence, sequence.num_output)
             tenant = sequence.request.tenant
             self._num_active[tenant] -= 1
             if not self._num_active[tenant]:
@@ -125,11 +126,10 @@ class WaitingQueue:
         if self.policy is Policy.FAIR:
             self.service[sequence.request.tenant] += num_tokens * INPUT_WEIGHT
 
-    def charge_output(self, sequence: Sequence) -> None:
-        """For what its log has grown by; called at block boundaries, so that it costs nothing between them."""
-        if self.policy is Policy.FAIR:
-            self.service[sequence.request.tenant] += (sequence.num_output - sequence.num_charged) * OUTPUT_WEIGHT
-            sequence.num_charged = sequence.num_output
+    def charge_output(self, sequence: Sequence, num_output: int) -> None:
+        """For its output up to there, under FAIR; at block boundaries, so that it costs nothing between them."""
+        self.service[sequence.request.tenant] += (num_output - sequence.num_charged) * OUTPUT_WEIGHT
+        sequence.num_charged = num_output
 
     def check(self) -> None:
         for heap in self._heaps.values():

@@ -1,15 +1,15 @@
 """The prefix index: from the tokens of a prefix to the block that holds their keys and values.
 
 Knows tokens and block numbers, not who owns them. A full block is found under a keyed 128-bit hash of everything up to
-and including it. The hash is a sum, over all positions p of the prefix, of token[p] times a secret 64-bit number for p, in
-two lanes modulo 2^64, on top of a keyed root made from tenant and salt:
+and including it. The hash is a sum, over all positions p of the prefix, of token[p] times a secret 64-bit number for
+p, in two lanes modulo 2^64, on top of a keyed root made from tenant and salt:
 
     hash[i] = root(tenant, salt) + sum over p < (i + 1) * block_size of (token[p] + 1) * secret[lane, p]
 
-Being a sum, the hashes of a whole prompt are one numpy pass and a running hash is continued by adding; its numbers being
-secret and different at each position, a collision cannot be planned (a polynomial in one secret would not do: its
-collisions modulo 2^64 do not depend on the secret). And a hash alone is never believed: the tokens of each block and the
-root of its chain are compared on a hit.
+Being a sum, the hashes of a whole prompt are one numpy pass and a running hash is continued by adding; its numbers
+being secret and different at each position, a collision cannot be planned (a polynomial in one secret would not do: its
+collisions modulo 2^64 do not depend on the secret). And a hash alone is never believed: the tokens of each block and
+the root of its chain are compared on a hit.
 """
 
 import hashlib
@@ -20,16 +20,19 @@ KEY_BYTES = 16
 
 
 class PrefixIndex:
-    def __init__(self, hash_key: bytes, num_blocks: int, block_size: int):
+    def __init__(self, hash_key: bytes, tokens: np.ndarray):
+        """`tokens` [num_blocks, block_size]: what each block holds; kept by the owner, compared here."""
+        num_blocks, block_size = tokens.shape
         self.block_size = block_size
         self._seed = hashlib.blake2b(b"positions", key=hash_key[:64]).digest()
         # secret numbers [num_positions / block_size, lane, block_size], extended as longer prefixes come
         self._secrets = np.empty((0, 2, block_size), np.uint64)
-        # Hash of a prefix -> the block with its last tokens. Inverse of `_key_of` where that is set.
+        # Hash of a prefix -> the block with its last tokens. All and only named blocks.
         self._block_of: dict[bytes, int] = {}
-        self._key_of: list[bytes | None] = [None] * num_blocks
-        # What a named block holds.
-        self._tokens = np.zeros((num_blocks, block_size), np.int32)
+        # Meaningful for named blocks.
+        self._hash_of = np.zeros((num_blocks, 2), np.uint64)
+        self._tokens = tokens
+        # The root of a named block's chain, its first lane.
         self._roots = np.zeros(num_blocks, np.uint64)
 
     def hashes(self, chain: np.ndarray, tokens: np.ndarray, first_block: int = 0) -> np.ndarray:
@@ -43,7 +46,7 @@ class PrefixIndex:
         return np.cumsum(sums, axis=0, dtype=np.uint64) + chain
 
     def next_hashes(self, chains: np.ndarray, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """For many prefixes at once: each of `chains` [n, 2] continued by one block, its `blocks[i]`-th, of `tokens` [n, b]."""
+        """Many prefixes at once: `chains` [n, 2], each continued by its `blocks[i]`-th block, of `tokens` [n, b]."""
         end = int(blocks.max()) + 1
         if end > len(self._secrets):
             self._extend(end)
@@ -65,36 +68,33 @@ class PrefixIndex:
         same = (self._tokens[hits] == wanted).all(axis=1) & (self._roots[hits] == root[0])
         return hits if same.all() else hits[: int(same.argmin())]
 
-    def publish(self, key: bytes, block: int, root: np.ndarray) -> bool:
-        """Names a block; its tokens are set by `hold`. False: the prefix has a block already, this one stays nameless."""
-        if key in self._block_of:
-            return False
-        self._block_of[key] = block
-        self._key_of[block] = key
-        self._roots[block] = root[0]
-        return True
-
-    def hold(self, blocks: list[int], tokens: np.ndarray) -> None:
-        """What blocks hold, [n, block_size]; also of those that stay nameless."""
-        self._tokens[blocks] = tokens
+    def publish(
+        self, blocks: "list[int] | np.ndarray", hashes: np.ndarray, roots: "np.ndarray | np.uint64"
+    ) -> np.ndarray:
+        """Names blocks by `hashes` [n, 2]. Returns those it did name: a prefix that has a block keeps that one."""
+        blocks = np.asarray(blocks)
+        claimed = np.fromiter(map(self._block_of.setdefault, _keys(hashes), blocks.tolist()), np.int64, len(blocks))
+        named = blocks[claimed == blocks]
+        self._hash_of[blocks] = hashes
+        self._roots[blocks] = roots
+        return named
 
     def forget(self, block: int) -> None:
-        key = self._key_of[block]
-        assert key is not None, block
-        del self._block_of[key]
-        self._key_of[block] = None
+        del self._block_of[self._hash_of[block].tobytes()]
 
     def _extend(self, num_blocks: int) -> None:
         num_blocks = max(64, 1 << (num_blocks - 1).bit_length())
         stream = hashlib.shake_256(self._seed).digest(num_blocks * self.block_size * 16)
         self._secrets = np.frombuffer(stream, "<u8").reshape(num_blocks, 2, self.block_size)
 
-    def check(self, is_named: bytearray) -> None:
-        named = {block for block, key in enumerate(self._key_of) if key is not None}
-        assert named == {block for block, flag in enumerate(is_named) if flag}
-        assert len(self._block_of) == len(named)
+    def check(self, is_named: np.ndarray) -> None:
+        assert sorted(self._block_of.values()) == is_named.nonzero()[0].tolist()
         for key, block in self._block_of.items():
-            assert self._key_of[block] == key, block
+            assert self._hash_of[block].tobytes() == key, block
+
+
+def _keys(hashes: np.ndarray) -> list[bytes]:
+    return np.ascontiguousarray(hashes).view(f"V{KEY_BYTES}").ravel().tolist()
 
 
 def root(hash_key: bytes, tenant: str, salt: bytes) -> np.ndarray:

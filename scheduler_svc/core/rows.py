@@ -70,12 +70,13 @@ class Rows:
         self.num_shared = np.zeros(num_rows, np.int32)
         self.session = np.zeros(num_rows, np.int32)
         self.handle = np.zeros(num_rows, np.uint64)
+        self.root = np.zeros(num_rows, np.uint64)
         self.chain = np.zeros((num_rows, 2), np.uint64)
         # A ring of the newest tokens of each row: position p is at p % width.
-        self.width = 1 << block_size.bit_length()
+        self.width = 2 * block_size
         self._ring = np.zeros(num_rows * self.width, np.int32)
         self._ring_start = np.arange(num_rows) * self.width
-        self._offsets = np.arange(-block_size, 0)
+        self._ring_blocks = self._ring.reshape(num_rows * 2, block_size)
 
     @property
     def num_free(self) -> int:
@@ -101,15 +102,18 @@ class Rows:
         self.num_shared[row] = sequence.num_computed // block_size * block_size
         self.session[row] = request.session
         self.handle[row] = sequence.handle
+        self.root[row] = sequence.state_of_request.root[0]
         partial = num_known % block_size
         if partial:
             tokens = np.frombuffer(bytes(sequence.log[-4 * partial :]), "<i4")
             self._ring[self._at(row, np.arange(num_known - partial, num_known))] = tokens
 
-    def leave(self, sequence: Sequence) -> None:
-        """Frees the row; the sequence takes along what the columns knew."""
+    def leave(self, sequence: Sequence, block_tokens: np.ndarray) -> None:
+        """Frees the row; the sequence takes along what the columns knew. `block_tokens`: what full blocks hold."""
         row = sequence.row
-        self.fold(sequence)
+        if self.stride[row]:
+            self._fold(sequence, block_tokens)
+            sequence.num_published = (int(self.publish_at[row]) - 1) // self.block_size - 1
         sequence.num_computed = int(self.num_computed[row])
         sequence.chain = self.chain[row].copy()
         self.sequence[row] = None
@@ -162,17 +166,20 @@ class Rows:
             self.publish_at[rows] += self.block_size
         return rows
 
-    def last_block(self, rows: np.ndarray) -> np.ndarray:
-        """The tokens [n, block_size] of the blocks that `full_blocks` told of."""
-        ends = self.committed[rows] - 1
-        return self._ring[self._at(rows[:, None], ends[:, None] + self._offsets)]
+    def ring_blocks(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """The tokens [n, block_size] of the `blocks[i]`-th block of each row; of its newest full block, that is."""
+        return self._ring_blocks.take(rows * 2 + blocks % 2, axis=0)
 
-    def fold(self, sequence: Sequence) -> None:
-        """Brings a running sequence's log up to date."""
-        start, end = sequence.num_logged, int(self.committed[sequence.row])
-        if end > start:
-            sequence.log += self._ring[self._at(sequence.row, np.arange(start, end))].tobytes()
-            sequence.keys = None
+    def _fold(self, sequence: Sequence, block_tokens: np.ndarray) -> None:
+        """Brings its log up to date: from the blocks that became full meanwhile, then from the ring."""
+        row, size = sequence.row, self.block_size
+        start, end = sequence.num_logged, int(self.committed[row])
+        in_blocks = int(self.publish_at[row]) - 1 - size
+        if in_blocks > start:
+            blocks = sequence.blocks[start // size : in_blocks // size]
+            sequence.log += block_tokens[blocks].ravel()[start % size :].tobytes()
+            start = in_blocks
+        sequence.log += self._ring[self._at(row, np.arange(start, end))].tobytes()
 
     def last_in_order(self) -> Sequence | None:
         """The one to preempt."""

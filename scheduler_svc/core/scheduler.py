@@ -8,7 +8,7 @@ from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core import intake
 from scheduler_svc.core.admission import LengthHistogram
 from scheduler_svc.core.committer import StopFilter, commit
-from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Request, Stats
+from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Policy, Request, Stats
 from scheduler_svc.core.epoch import Epoch
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.policy import WaitingQueue
@@ -52,7 +52,8 @@ class Scheduler:
             if num_over > 0 or (num_tokens_over > 0 and registry.num_unstarted):
                 raise QueueFull("the queue is full", retry_after_s=registry.retry_after_s(max(num_over, 1)))
         state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt))
-        self._queue.arrive(request.tenant, len(state.sequences))
+        if state.sequences:
+            self._queue.arrive(request.tenant, len(state.sequences))
         if self._stops is not None:
             self._stops.add(request.stop_token_ids, len(state.sequences))
         for sequence in list(state.sequences):
@@ -98,8 +99,9 @@ class Scheduler:
             step = committed.step
             self._planner.step_time.learn(step.num_tokens, step.num_stored, result.forward_us)
         self._registry.generation_tokens += len(committed.output.token)
-        for sequence in committed.grown:
-            self._queue.charge_output(sequence)
+        if committed.grown is not None and self._limits.policy is Policy.FAIR:
+            for row in committed.grown.tolist():
+                self._queue.charge_output(epoch.rows.sequence[row], epoch.rows.num_output(row))
         for sequence, token in committed.stopped:
             self._finish(sequence, Cause.STOP, stop_token_id=token)
         for sequence in committed.step.final:

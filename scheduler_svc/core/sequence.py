@@ -1,7 +1,8 @@
 """A sequence: one token stream. A request asks for `num_choices` of them over one prompt.
 
-This file knows what a sequence is, not when it runs. While a sequence is RUNNING its newest tokens and its counters live
-in the columns of rows.py; `log` is then behind by less than two blocks. In every other state the sequence is whole.
+This file knows what a sequence is, not when it runs. While a sequence is RUNNING its newest tokens and its counters
+live in the columns of rows.py and in its blocks; `log` is brought up to date when it leaves its row. In every other
+state the sequence is whole.
 """
 
 from collections import deque
@@ -74,7 +75,7 @@ class Sequence:
     worst_blocks: int = 0
     protected: bool = False
 
-    # Hashes of the full blocks of `log`, made when first needed; dropped when `log` has grown.
+    # Hashes of the full blocks of `log`, made when needed; behind `log` after it has grown.
     keys: bytes | None = None
 
     # Output tokens its tenant was charged for.

@@ -1,7 +1,7 @@
 """The frontend's side of the scheduler: one session that outlives connections and schedulers. asyncio, one thread.
 
-Knows nothing of text or gRPC. Its laws: nothing is sent before a Welcome but hellos; whenever a session begins, every live
-request is handed over, with what was delivered of it; a frame that is not understood is dropped and counted.
+Knows nothing of text or gRPC. Its laws: nothing is sent before a Welcome but hellos; whenever a session begins, every
+live request is handed over, with what was delivered of it; a frame that is not understood is dropped and counted.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import zmq
@@ -73,12 +74,13 @@ class SchedulerSession:
         """Begins to look for the scheduler; does not wait for it. Raises StartupError for an unusable endpoint."""
         self._loop = asyncio.get_running_loop()
         self._wire = Wire(self._security)
+        self._socket = self._wire.dealer(HIGH_WATER_MARK)
+        self._monitor = self._wire.monitor(self._socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
-            self._socket = self._wire.connect_dealer(self._endpoint, HIGH_WATER_MARK)
+            self._wire.connect(self._socket, self._endpoint)
         except BaseException:
             self._wire.close()
             raise
-        self._monitor = self._wire.monitor(self._socket, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._away_since = time.monotonic()
         self._loop.add_reader(self._socket.fileno(), self._pump)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
@@ -206,6 +208,10 @@ class SchedulerSession:
                     self._send(self._hello)
 
     def _on_tokens(self, frame: session_pb2.TokenFrame) -> None:
+        num_bytes = len(frame.token_ids)
+        if num_bytes % 4 or len(frame.positions) != num_bytes or len(frame.handles) != 2 * num_bytes:
+            self.bad_frames.add("scheduler")
+            return
         touched: dict[RequestStream, None] = {}
         for started in frame.started:
             choice = self._choices.get(started.handle)
@@ -348,9 +354,9 @@ class SchedulerSession:
                 self._outbox.popleft()
         except zmq.Again:
             pass  # the descriptor tells when there is room again
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._pump)
 
 
-def _frame(**body: object) -> bytes:
+def _frame(**body: Any) -> bytes:
     return session_pb2.ToScheduler(**body).SerializeToString()

@@ -117,20 +117,23 @@ class Wire:
             os.umask(umask)
         return socket
 
-    def connect_dealer(self, endpoint: str, high_water_mark: int) -> zmq.Socket:
-        check_endpoint(endpoint, self._security)
+    def dealer(self, high_water_mark: int) -> zmq.Socket:
+        """Not connected yet, so that whoever wants to can monitor it from its first moment."""
         socket = self._socket(zmq.DEALER, high_water_mark)
         # Nothing is queued for a peer that is not there: its successor must not get it.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        return socket
+
+    def connect(self, socket: zmq.Socket, endpoint: str) -> None:
+        check_endpoint(endpoint, self._security)
         if self._security.is_curve and endpoint.startswith("tcp://"):
             self._use_curve(socket)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise StartupError(f"cannot connect to {endpoint}: {error.strerror or error}") from error
-        return socket
 
     def monitor(self, socket: zmq.Socket, events: int) -> zmq.Socket:
         """A socket that tells of connections made and lost on `socket`."""
@@ -203,6 +206,8 @@ class Wire:
 
 
 def _certificate(path: Path | None) -> tuple[bytes, bytes]:
+    if path is None:
+        raise StartupError("CURVE needs a secret key: --curve-secret FILE")
     try:
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
@@ -232,9 +237,12 @@ def check_endpoint(endpoint: str, security: Security) -> None:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host == "localhost"
+    # With IPv6 on, libzmq names an IPv4 address in its mapped form.
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def check_runtime_dir(path: Path) -> None:

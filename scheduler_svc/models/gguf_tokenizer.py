@@ -183,7 +183,7 @@ def _add_borders(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     single = [*([begin] if with_begin else []), "$A", *([end] if with_end else [])]
     if len(single) == 1:
         return
-    pair = [*single, *(f"{part}:1" for part in single)]
+    pair = [*single, *(f"{'$B' if part == '$A' else part}:1" for part in single)]
     used = [(token, tokenizer.token_to_id(token)) for token in (begin, end) if token and token in single]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=used)
 

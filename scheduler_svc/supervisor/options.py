@@ -92,8 +92,10 @@ class Option:
         return value
 
 
-def _executor(name: str, kind: str, help: str, default: str = "", **limits: float) -> Option:
-    return Option(name, kind, help, default, parts=(EXECUTOR,), **limits)
+def _executor(
+    name: str, kind: str, help: str, default: str = "", *, low: float = -math.inf, high: float = math.inf
+) -> Option:
+    return Option(name, kind, help, default, low, high, parts=(EXECUTOR,))
 
 
 OPTIONS: tuple[Option, ...] = (

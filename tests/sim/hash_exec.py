@@ -1,8 +1,8 @@
 """HashExec: an executor without a model, for exact tests of the scheduler.
 
-Its KV slots store token ids. The next token of a row is a hash of the ids it reads through the row's block table, of its
-seed, its choice and its position. A wrong, stale, foreign or unfilled block, a missed copy, an off-by-one: each changes
-the output. What the output should be takes no blocks at all: see `oracle`.
+Its KV slots store token ids. The next token of a row is a hash of the ids it reads through the row's block table, of
+its seed, its choice and its position. A wrong, stale, foreign or unfilled block, a missed copy, an off-by-one: each
+changes the output. What the output should be takes no blocks at all: see `oracle`.
 """
 
 import hashlib

@@ -68,8 +68,8 @@ def late_result_applied() -> Any:
     """A token goes to whoever sits in the row now."""
 
     def make(leave: Any) -> Any:
-        def leave_quietly(rows: Rows, sequence: Sequence) -> None:
-            leave(rows, sequence)
+        def leave_quietly(rows: Rows, sequence: Sequence, block_tokens: np.ndarray) -> None:
+            leave(rows, sequence, block_tokens)
             rows.num_unseated -= 1
 
         return leave_quietly

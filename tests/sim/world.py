@@ -1,7 +1,7 @@
 """A world in a seed: the real core, HashExec, a virtual clock, and everything that can go wrong.
 
-One seed chooses the pool (often tiny), the pipeline depth, the policy, the traffic and the faults. After every event the
-core's laws are checked; at the end every stream must equal the unbatched oracle, and everything must be empty. What
+One seed chooses the pool (often tiny), the pipeline depth, the policy, the traffic and the faults. After every event
+the core's laws are checked; at the end every stream must equal the unbatched oracle, and everything must be empty. What
 rarely happens is counted in `seen`, so that the suite can insist that it did happen.
 """
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.contract import Cause, Delivered, Geometry, Limits, Output, Policy, Request
-from scheduler_svc.core.epoch import MAX_PREEMPTIONS
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
@@ -55,6 +54,7 @@ class World:
             pipeline_depth=self.depth,
             prefix_caching=self.random.random() < 0.8,
             watermark=self.random.choice([0.0, 0.01, 0.2]),
+            max_preemptions=self.random.choice([0, 1, 3]),
             inter_token_target_s=self.random.choice([None, None, 0.0011]),
         )
         self.chance = {
@@ -71,10 +71,12 @@ class World:
         }
         self.prefixes = [self._tokens(self.random.randint(1, 30)) for _ in range(3)]
         self.geometry = self._geometry()
-        # Some schedulers have only ever seen short outputs, hope for more of them, and will have to preempt.
+        # Some schedulers believe that every sequence is about to end, and will have to preempt.
         self.is_hopeful = self.random.random() < 0.6
         self.scheduler = self._scheduler()
         self.executor: HashExec | None = None
+        # Whose tokens each block holds.
+        self.domains: dict[int, tuple[str, bytes]] = {}
         self.in_flight: deque[step_pb2.StepResult] = deque()
         self.trace: list[bytes] = []
 
@@ -183,6 +185,7 @@ class World:
             self.seen["capacity changed"] += self.epoch > 1
         self.scheduler.reset(self.geometry, self.boot_id, self.epoch)
         self.executor = HashExec(self.geometry, self.boot_id, self.epoch)
+        self.domains.clear()
         self._deliver(self.scheduler.take_output())
 
     def _lose_executor(self) -> None:
@@ -227,7 +230,7 @@ class World:
     def _scheduler(self) -> Scheduler:
         scheduler = Scheduler(self.limits)
         if self.is_hopeful:
-            scheduler._lengths.learn(1, count=1000)
+            scheduler._lengths.to_come = np.ones_like  # type: ignore[method-assign]
         return scheduler
 
     # ---- traffic -----------------------------------------------------------------------------------------------
@@ -286,9 +289,7 @@ class World:
             self.seen["refused: it could never fit"] += 1
             return
         except QueueFull as error:
-            assert error.retry_after_s is not None
-            assert error.retry_after_s > 0
-            self.seen["refused: queue full"] += 1
+            self.seen["refused: queue full"] += (error.retry_after_s or 0) > 0
             return
         self.requests[request.request_id] = request
         for choice in range(request.num_choices):
@@ -305,6 +306,11 @@ class World:
         if not self.clients:
             return
         key, client = self.random.choice(list(self.clients.items()))
+        epoch = self.scheduler._epoch
+        leaders = [s for s in epoch.catching_up if s.followers] if epoch is not None else []
+        if leaders and self.random.random() < 0.5:
+            key = (leaders[0].request.session, leaders[0].handle)
+            client = self.clients[key]
         sequence = self.scheduler._registry.sequences.get(key)
         if sequence is not None:
             self.seen[f"cancelled while {sequence.state.value}"] += 1
@@ -355,9 +361,9 @@ class World:
             client.num_preemptions, client.num_resumes = finished.num_preemptions, finished.num_resumes
             self.seen[f"finished {finished.cause.name}"] += 1
             self.seen["preempted and yet right"] += finished.num_preemptions > 0
-            self.seen["preempted as often as may be"] += finished.num_preemptions == MAX_PREEMPTIONS
+            self.seen["preempted as often as may be"] += finished.num_preemptions == self.limits.max_preemptions > 0
             self.seen["resumed and yet right"] += finished.num_resumes > 0
-            assert finished.num_preemptions <= MAX_PREEMPTIONS, "preempted without bound"
+            assert finished.num_preemptions <= self.limits.max_preemptions, "preempted without bound"
 
     def _check_streams(self) -> None:
         for client in self.clients.values():
@@ -388,6 +394,7 @@ class World:
         seen["protected sequence ran"] += epoch.protected_blocks > 0
         if plan is None:
             return
+        self._check_isolation(plan)
         seen["prompt in chunks"] += bool(plan.prefill)
         seen["a row rests"] += 0 in np.frombuffer(plan.prefill, "<i4")[1::2]
         seen["fork by copy"] += bool(plan.copy)
@@ -400,6 +407,28 @@ class World:
             seen["all but the last token hit"] += admit.num_computed_tokens == num_known - 1 > 0
             seen["output tokens hit after a preemption"] += admit.num_computed_tokens > admit.num_prompt_tokens
             seen["admitted with output"] += num_known > admit.num_prompt_tokens
+
+    def _check_isolation(self, plan: step_pb2.StepPlan) -> None:
+        """Nobody is given blocks of another tenant or salt, nor a row while one of its steps is in flight."""
+        epoch = self.scheduler._epoch
+        assert epoch is not None
+        for admit in plan.admit:
+            sequence = epoch.rows.sequence[admit.row]
+            assert sequence is not None
+            request = sequence.request
+            domain = (request.tenant, request.cache_salt)
+            blocks = np.frombuffer(admit.block_ids, "<i4").tolist()
+            num_shared = admit.num_computed_tokens // self.geometry.block_size
+            for block in blocks[:num_shared]:
+                assert self.domains[block] == domain, f"{request.request_id} reads a block of {self.domains[block]}"
+            self.domains.update(dict.fromkeys(blocks[num_shared:], domain))
+            for step in list(epoch.in_flight)[:-1]:
+                mine = (step.roster.session == request.session) & (step.roster.handle == sequence.handle)
+                assert not mine.any(), f"{request.request_id} is admitted while step {step.step_id} is in flight"
+        for row, block in np.frombuffer(plan.grow, "<i4").reshape(-1, 2).tolist():
+            sequence = epoch.rows.sequence[row]
+            assert sequence is not None
+            self.domains[block] = (sequence.request.tenant, sequence.request.cache_salt)
 
 
 # Each of these must have happened somewhere in any two hundred worlds.
@@ -425,7 +454,9 @@ SOMETIMES = (
     "fork by copy",
     "output tokens hit after a preemption",
     "preempted and yet right",
+    "preempted as often as may be",
     "preempted while in flight",
+    "protected sequence ran",
     "prefix hit",
     "prompt in chunks",
     "refused: early",

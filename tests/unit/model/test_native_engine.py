@@ -1,4 +1,4 @@
-"""The native engine: the same bits however the work is cut, close to float32 in every type, and careful with its input."""
+"""The native engine: the same bits however the work is cut, close to float32 in every type, careful with input."""
 
 import shutil
 from dataclasses import replace

@@ -1,0 +1,15 @@
+"""The GPU benchmark's script runs from end to end without a GPU; its figures mean nothing then, its checks do."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_dry_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", "--dry", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "gpu_dry.json").read_text())["rows"]
+    assert {row["section"] for row in rows} >= {"ceilings", "correctness", "decode", "prefill", "sampling", "step"}
+    assert all(row.get("ok", True) for row in rows)

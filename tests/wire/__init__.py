@@ -1,0 +1,1 @@
+"""Protocol tests on real sockets."""
