@@ -268,11 +268,11 @@ def _ropes(reader: _Reader, head_dim: int) -> tuple[tuple[RopeSpec, ...], int]:
     values = reader.values
     parameters = values.get("rope_parameters")
     if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
-        full, local = parameters["full_attention"], parameters.get("sliding_attention", parameters["full_attention"])
+        full: dict[str, Any] = parameters["full_attention"]
+        local: dict[str, Any] = parameters.get("sliding_attention", full)
         return (_rope(reader, full, head_dim), _rope(reader, local, head_dim)), 1
-    if not isinstance(parameters, dict):
-        parameters = values.get("rope_scaling") or {}
-    rope = _rope(reader, parameters, head_dim)
+    flat: dict[str, Any] = parameters if isinstance(parameters, dict) else values.get("rope_scaling", {})
+    rope = _rope(reader, flat, head_dim)
     if "rope_local_base_freq" in values:
         return (rope, RopeSpec(reader.number("rope_local_base_freq", 10_000.0), rope.dim)), 1
     return (rope,), 0

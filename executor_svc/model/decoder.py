@@ -15,7 +15,6 @@ from executor_svc.model.layers import Experts, Linear, Mlp, linear_class, rms_no
 from executor_svc.model.rope import rope_tables
 from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource
 
-
 # Plans one step: (batch, kv, config, device) -> what each layer calls with (q, k, v, layer). A device brings its own.
 AttentionFactory = Callable[..., Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]]
 
