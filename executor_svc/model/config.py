@@ -97,7 +97,10 @@ class ModelConfig:
             raise StartupError(f"{file} cannot be read: {error}") from None
         if not isinstance(raw, dict):
             raise StartupError(f"{file} is not a JSON object")
-        return cls.from_dict(raw, str(file))
+        try:
+            return cls.from_dict(raw, str(file))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise StartupError(f"{file} holds a value of the wrong kind: {error}") from None
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config.json") -> "ModelConfig":
@@ -265,12 +268,11 @@ def _ropes(reader: _Reader, head_dim: int) -> tuple[tuple[RopeSpec, ...], int]:
     values = reader.values
     parameters = values.get("rope_parameters")
     if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
-        full = parameters["full_attention"]
-        local = parameters.get("sliding_attention") or full
+        full: dict[str, Any] = parameters["full_attention"]
+        local: dict[str, Any] = parameters.get("sliding_attention", full)
         return (_rope(reader, full, head_dim), _rope(reader, local, head_dim)), 1
-    if not isinstance(parameters, dict):
-        parameters = values.get("rope_scaling") or {}
-    rope = _rope(reader, parameters, head_dim)
+    flat: dict[str, Any] = parameters if isinstance(parameters, dict) else values.get("rope_scaling", {})
+    rope = _rope(reader, flat, head_dim)
     if "rope_local_base_freq" in values:
         return (rope, RopeSpec(reader.number("rope_local_base_freq", 10_000.0), rope.dim)), 1
     return (rope,), 0

@@ -4,6 +4,7 @@
 optional parts a layer has is decided by which of its weights are None.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,9 @@ from executor_svc.model.attention import PagedAttention
 from executor_svc.model.layers import Experts, Linear, Mlp, linear_class, rms_norm, rotate
 from executor_svc.model.rope import rope_tables
 from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource
+
+# Plans one step: (batch, kv, config, device) -> what each layer calls with (q, k, v, layer). A device brings its own.
+AttentionFactory = Callable[..., Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]]
 
 
 class Decoder(Protocol):
@@ -35,11 +39,13 @@ class TorchDecoder:
         *,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        attention: AttentionFactory = PagedAttention,
         progress: Progress | None = None,
     ):
         self.config = config = source.config
         self.dtype = self.kv_dtype = dtype
         self.device = torch.device(device)
+        self.attention = attention
         linear = linear_class(dtype) if device == "cpu" and dtype != torch.float32 else _plain()
         self.description = f"torch, {str(dtype).removeprefix('torch.')}, {linear.__name__}"
 
@@ -62,7 +68,7 @@ class TorchDecoder:
         """Float32 logits [len(batch.logits_index), vocab_size]."""
         token_ids = _index(batch.token_ids, self.device)
         positions = _index(batch.positions, self.device)
-        attention = PagedAttention(batch, kv, self.config, self.device)
+        attention = self.attention(batch, kv, self.config, self.device)
         angles = [(cos[positions], sin[positions]) for cos, sin in self.ropes]
         x = self.embedding[token_ids] * self.config.embedding_scale
         for layer in self.layers:
@@ -89,14 +95,14 @@ class _Layer:
         else:
             self.mlp = Mlp(make(weights.gate_up), make(weights.down), config.activation)
 
-    def __call__(self, x: torch.Tensor, angles: list, attention: PagedAttention) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, angles: list, attention: Callable) -> torch.Tensor:
         scale = self.config.residual_scale
         y = self._attend(self._norm("attention_in", x), angles, attention)
         x = x + self._norm("attention_out", y) * scale
         y = self.mlp(self._norm("mlp_in", x))
         return x + self._norm("mlp_out", y) * scale
 
-    def _attend(self, x: torch.Tensor, angles: list, attention: PagedAttention) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, angles: list, attention: Callable) -> torch.Tensor:
         config = self.config
         q, k, v = self.qkv(x).split([config.q_size, config.kv_size, config.kv_size], dim=-1)
         q, k = self._head_norm("q_norm", q, config.num_heads), self._head_norm("k_norm", k, config.num_kv_heads)

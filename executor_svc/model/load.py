@@ -41,6 +41,9 @@ def load_model(
     source = WeightSource(Checkpoint(path), config)
     if not isinstance(engine, str):
         return NativeDecoder(source, engine, kind=_KINDS[dtype], num_threads=num_threads, progress=progress)
-    decoder = TorchDecoder(source, dtype=torch.bfloat16 if dtype == "int8" else dtype, progress=progress)
+    if dtype == "int8":
+        dtype = torch.bfloat16 if native.has_fast_bf16() else torch.float32
+        engine += "; int8 needs it"
+    decoder = TorchDecoder(source, dtype=dtype, progress=progress)
     decoder.description += f" (no native engine: {engine})"
     return decoder

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
-FLAGS = ("-O3", "-g", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 F32, BF16, INT8, F16 = range(4)
 EMBED, NORM, LINEAR, ROPE, ATTENTION, QUANTISE, GATHER = range(7)
 CODE_NAMES = ("embed", "norm", "linear", "rope", "attention", "quantise", "gather")

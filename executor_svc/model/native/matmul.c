@@ -11,7 +11,7 @@
 #define HAVE_AMX 0
 #endif
 
-enum { LEAD = 96 }; /* rows of a pair of panels that are asked for in advance: 12 kB */
+enum { LEAD = 16 }; /* rows of a pair of panels that are asked for in advance: 2 kB */
 
 static int use_amx = 0;
 
@@ -89,6 +89,42 @@ static inline void prefetch_tiles(const uint32_t *b0, const uint32_t *b1, int b_
     }
 AMX_KERNEL(amx_bf16, _tile_dpbf16ps)
 AMX_KERNEL(amx_int8, _tile_dpbusd)
+
+/* Up to sixteen rows leave room for four panels at once: A is loaded half as often, B is read in two streams. */
+#define AMX_WIDE_KERNEL(NAME, DOT)                                                                                         \
+    static void NAME(const uint32_t *a, int lda, const uint32_t *const *b, int segments, int words, int b_stride, float *c,     \
+                     int ldc, int accumulate, const uint32_t *const *ahead) {                                              \
+        if (accumulate) {                                                                                                  \
+            _tile_loadd(0, c, ldc * 4);                                                                                    \
+            _tile_loadd(1, c + 16, ldc * 4);                                                                               \
+            _tile_loadd(2, c + 32, ldc * 4);                                                                               \
+            _tile_loadd(3, c + 48, ldc * 4);                                                                               \
+        } else {                                                                                                           \
+            _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                                    \
+        }                                                                                                                  \
+        for (int s = 0; s < segments; s++, b += 4) {                                                                       \
+            for (int w = 0; w < words; w += 16, a += 16) {                                                                 \
+                int64_t at = (int64_t)w * b_stride;                                                                        \
+                if (ahead) prefetch_tiles(ahead[4 * s] + at, ahead[4 * s + 1] + at, b_stride);                             \
+                _tile_loadd(4, a, lda * 4);                                                                                \
+                _tile_loadd(5, b[0] + at, b_stride * 4);                                                                   \
+                DOT(0, 4, 5);                                                                                              \
+                _tile_loadd(6, b[1] + at, b_stride * 4);                                                                   \
+                DOT(1, 4, 6);                                                                                              \
+                if (ahead) prefetch_tiles(ahead[4 * s + 2] + at, ahead[4 * s + 3] + at, b_stride);                         \
+                _tile_loadd(7, b[2] + at, b_stride * 4);                                                                   \
+                DOT(2, 4, 7);                                                                                              \
+                _tile_loadd(5, b[3] + at, b_stride * 4);                                                                   \
+                DOT(3, 4, 5);                                                                                              \
+            }                                                                                                              \
+        }                                                                                                                  \
+        _tile_stored(0, c, ldc * 4);                                                                                       \
+        _tile_stored(1, c + 16, ldc * 4);                                                                                  \
+        _tile_stored(2, c + 32, ldc * 4);                                                                                  \
+        _tile_stored(3, c + 48, ldc * 4);                                                                                  \
+    }
+AMX_WIDE_KERNEL(amx_wide_bf16, _tile_dpbf16ps)
+AMX_WIDE_KERNEL(amx_wide_int8, _tile_dpbusd)
 #endif
 
 /* One word of A against one word row of a panel. Bytes: A unsigned, B signed. */
@@ -187,6 +223,10 @@ void multiply(int kind, const uint32_t *a, int lda, int rows, const uint32_t *co
               int b_stride, float *c, int ldc, int accumulate, const uint32_t *const *ahead) {
 #if HAVE_AMX
     if (use_amx && kind != F32 && words % 16 == 0) {
+        if (rows <= 16 && panels == 4 && segments == 1 && b_stride == PAIR) {
+            (kind == BF16 ? amx_wide_bf16 : amx_wide_int8)(a, lda, b, segments, words, b_stride, c, ldc, accumulate, ahead);
+            return;
+        }
         for (int j = 0; j < panels; j += 2)
             (kind == BF16 ? amx_bf16 : amx_int8)(a, lda, rows > 16, b, panels, j, j + 1 < panels, segments, words, b_stride,
                                                  c + j * PANEL, ldc, accumulate, ahead);

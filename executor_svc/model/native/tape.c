@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MAX_OPS = 1 << 16, MAX_THREADS = 256, SPINS = 4000 };
+enum { MAX_OPS = 1 << 16, MAX_THREADS = 256, SPINS = 300 };
 
 typedef struct {
     _Alignas(64) _Atomic int64_t next;

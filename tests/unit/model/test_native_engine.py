@@ -1,0 +1,161 @@
+"""The native engine: the same bits however the work is cut, close to float32 in every type, careful with input."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.model import native
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.native_decoder import NativeDecoder
+from executor_svc.model.load import load_model
+from tests.unit.model.support import Driver, Row, check_against, make_model, prompt
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+SHAPE = {"hidden_size": 96, "head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 80}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": "int8"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A model whose sizes are no multiples of the engine's: directory, config, transformers' instance."""
+    directory = tmp_path_factory.mktemp("tiny")
+    reference = make_model(directory, "llama", **SHAPE, attention_bias=True)
+    return directory, ModelConfig.from_directory(directory), reference
+
+
+def load(tiny, dtype: str, **options) -> NativeDecoder:
+    decoder = load_model(tiny[0], tiny[1], dtype=DTYPES[dtype], num_threads=2, **options)
+    assert isinstance(decoder, NativeDecoder), decoder.description
+    return decoder
+
+
+def logits_of(row: Row) -> torch.Tensor:
+    return torch.stack([row.logits[position] for position in sorted(row.logits)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_chunks_blocks_or_neighbours(tiny, dtype):
+    decoder, config = load(tiny, dtype), tiny[1]
+    alone = Driver(decoder, config).run(Row(prompt(150)), chunk=1000, num_outputs=20)
+    for block_size, chunk in ((16, 1), (16, 7), (32, 33), (48, 128), (8, 50), (5, 1000)):
+        driver = Driver(decoder, config, block_size=block_size)
+        other = driver.run(Row(prompt(150)), chunk=chunk, num_outputs=20)
+        assert torch.equal(logits_of(other), logits_of(alone)), f"block size {block_size}, chunk {chunk}"
+    driver = Driver(decoder, config)
+    rows = [Row(prompt(150)), *(Row(prompt(n, seed=n)) for n in range(1, 40))]
+    driver.step([(row, len(row.tokens)) for row in reversed(rows)])
+    for _ in range(19):
+        driver.step([(row, 1) for row in rows])
+    assert torch.equal(logits_of(rows[0]), logits_of(alone))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 5e-2)])
+def test_close_to_float32(tiny, dtype, tolerance):
+    directory, config, _ = tiny
+    expected = Driver(load_model(directory, config, dtype=torch.float32, use_native=False), config)
+    expected = expected.run(Row(prompt(60)), chunk=1000, num_outputs=1)
+    found = Driver(load(tiny, dtype), config).run(Row(prompt(60)), chunk=1000, num_outputs=1)
+    error = (logits_of(found) - logits_of(expected)).norm() / logits_of(expected).norm()
+    assert error < tolerance
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 80, 128, 256])
+@pytest.mark.parametrize("block_size", [16, 32, 8])
+def test_head_sizes(tmp_path, head_dim, block_size):
+    reference = make_model(tmp_path, "llama", head_dim=head_dim, num_hidden_layers=1, sliding_window=None)
+    config = ModelConfig.from_directory(tmp_path)
+    decoder = load_model(tmp_path, config, dtype=torch.float32, num_threads=1)
+    check_against(
+        reference, Driver(decoder, config, block_size=block_size).run(Row(prompt(135)), chunk=70, num_outputs=4)
+    )
+    half = load_model(tmp_path, config, dtype=torch.bfloat16, num_threads=1)
+    alone = Driver(half, config, block_size=block_size).run(Row(prompt(135)), chunk=1000, num_outputs=4)
+    again = Driver(half, config, block_size=block_size).run(Row(prompt(135)), chunk=9, num_outputs=4)
+    assert torch.equal(logits_of(alone), logits_of(again))
+
+
+def test_without_vector_instructions(tiny, monkeypatch, tmp_path):
+    flags = tuple(flag for flag in native.FLAGS if flag != "-march=native")
+    monkeypatch.setattr(native, "FLAGS", flags)
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 5e-2)):
+        decoder, config = load(tiny, dtype, cache_dir=tmp_path), tiny[1]
+        plain = Driver(decoder, config).run(Row(prompt(60)), chunk=1000, num_outputs=5)
+        chunked = Driver(decoder, config).run(Row(prompt(60)), chunk=7, num_outputs=5)
+        assert torch.equal(logits_of(plain), logits_of(chunked))
+        reference = tiny[2](torch.tensor([plain.tokens])).logits[0, 59].detach()
+        assert (plain.logits[59] - reference).norm() / reference.norm() < tolerance
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("token_ids", -1),
+        ("token_ids", 97),
+        ("positions", -1),
+        ("positions", 512),
+        ("slot_mapping", -1),
+        ("slot_mapping", 256 * 16),
+        ("cu_seqlens", 1),
+        ("seq_lens", 2),
+        ("seq_lens", 513),
+        ("block_tables", -1),
+        ("block_tables", 256),
+        ("logits_index", -1),
+        ("logits_index", 3),
+    ],
+)
+def test_no_number_of_a_batch_becomes_an_unchecked_index(tiny, name, value):
+    driver = Driver(load(tiny, "float32"), tiny[1])
+    row = Row(prompt(3), blocks=[7])
+    batch = driver.batch([(row, 3)])
+    array = getattr(batch, name).copy()
+    array.flat[0] = value
+    with pytest.raises(AssertionError, match=name):
+        driver.decoder.forward(replace(batch, **{name: array}), driver.kv)
+
+
+def test_a_step_that_samples_nothing(tiny):
+    driver = Driver(load(tiny, "bfloat16"), tiny[1])
+    row = Row(prompt(30))
+    driver.step([(row, 10)])
+    assert row.logits == {}
+    assert row.computed == 10
+
+
+def test_logits_of_several_positions_of_one_row(tiny):
+    driver = Driver(load(tiny, "float32"), tiny[1])
+    row = Row(prompt(20), blocks=[3, 4])
+    batch = replace(driver.batch([(row, 20)]), logits_index=np.array([3, 19], np.int32))
+    found = driver.decoder.forward(batch, driver.kv).clone()
+    expected = tiny[2](torch.tensor([row.tokens])).logits[0, [3, 19]].detach()
+    assert (found - expected).norm() / expected.norm() < 1e-5
+
+
+def test_without_a_compiler_torch_takes_over_and_says_so(tiny, monkeypatch):
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    decoder = load_model(tiny[0], tiny[1], dtype=torch.float32)
+    assert "no C compiler found" in decoder.description
+    check_against(tiny[2], Driver(decoder, tiny[1]).run(Row(prompt(9)), chunk=4, num_outputs=4))
+
+
+def test_a_failing_compiler_is_reported(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "FLAGS", ("-no-such-flag",))
+    decoder = load_model(tiny[0], tiny[1], dtype=torch.float32, cache_dir=tmp_path)
+    assert "no native engine" in decoder.description
+    assert "failed" in decoder.description
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engine_is_compiled_once(tiny, monkeypatch, tmp_path):
+    load(tiny, "float32", cache_dir=tmp_path)
+    (library,) = tmp_path.iterdir()
+
+    def refuse(*_):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(native, "_compile", refuse)
+    assert "native engine" in load(tiny, "bfloat16", cache_dir=tmp_path).description
+    assert list(tmp_path.iterdir()) == [library]
