@@ -10,7 +10,6 @@ import typer
 
 from scheduler_svc.errors import StartupError
 
-
 # The root of every complaint about the command line, whether typer brings its own click or uses the installed one.
 UsageError: Any = typer.BadParameter.__base__
 
