@@ -15,7 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from benchmarks.config import quiet_threads
+
+quiet_threads()
 
 import numpy as np
 import torch
@@ -23,7 +25,8 @@ import torch
 from executor_svc.kv_cache import KVPool
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.weights import load_model
+from executor_svc.model.load import load_model
+from executor_svc.model.native_decoder import NativeDecoder
 
 DTYPES: dict[str, Any] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": "int8"}
 
@@ -35,7 +38,7 @@ class Bench:
         self.config = config = ModelConfig.from_directory(path)
         begin = time.perf_counter()
         self.decoder = load_model(
-            path, config, dtype=DTYPES[dtype], num_threads=options.threads, native=not options.torch
+            path, config, dtype=DTYPES[dtype], num_threads=options.threads, use_native=not options.torch
         )
         self.load_s = time.perf_counter() - begin
         self.clock = time.thread_time if options.cpu_time else time.perf_counter
@@ -68,15 +71,15 @@ class Bench:
     def measure(self, batch: SimpleNamespace, repeats: int) -> tuple[float, dict[str, float]]:
         """Median milliseconds of a step, and milliseconds per kind of operation in it."""
         times, parts = [], np.zeros(len(native.CODE_NAMES), np.int64)
-        profiled = hasattr(self.decoder, "nanoseconds")
+        native_decoder = self.decoder if isinstance(self.decoder, NativeDecoder) else None
         for attempt in range(repeats + 2):
-            if profiled and attempt == 2:
-                self.decoder.nanoseconds = parts
+            if native_decoder and attempt == 2:
+                native_decoder.nanoseconds = parts
             begin = self.clock()
             self.decoder.forward(batch, self.kv)
             times.append(self.clock() - begin)
-        if profiled:
-            self.decoder.nanoseconds = None
+        if native_decoder:
+            native_decoder.nanoseconds = None
         shares = {n: round(v / repeats / 1e6, 3) for n, v in zip(native.CODE_NAMES, parts.tolist(), strict=True) if v}
         return statistics.median(times[2:]) * 1e3, shares
 
@@ -89,10 +92,21 @@ def run(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"{bench.decoder.description}; loaded in {bench.load_s:.2f} s; load average {os.getloadavg()[0]:.1f}")
         for size in options.batches:
             ms, parts = bench.measure(bench.batch(size, options.context, 1), options.repeats)
-            found.append({"dtype": dtype, "what": "decode", "rows": size, "ms": ms, "tok_s": size / ms * 1e3, "parts": parts})
+            found.append(
+                {"dtype": dtype, "what": "decode", "rows": size, "ms": ms, "tok_s": size / ms * 1e3, "parts": parts}
+            )
         for length in (128, 512):
             ms, parts = bench.measure(bench.batch(1, 0, length), max(3, options.repeats // 4))
-            found.append({"dtype": dtype, "what": "prefill", "tokens": length, "ms": ms, "tok_s": length / ms * 1e3, "parts": parts})
+            found.append(
+                {
+                    "dtype": dtype,
+                    "what": "prefill",
+                    "tokens": length,
+                    "ms": ms,
+                    "tok_s": length / ms * 1e3,
+                    "parts": parts,
+                }
+            )
         for row in found[-len(options.batches) - 2 :]:
             size = row.get("rows") or row["tokens"]
             shares = "  ".join(f"{name} {value:.2f}" for name, value in row["parts"].items())
@@ -111,7 +125,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--torch", action="store_true", help="without the native engine")
-    parser.add_argument("--cpu-time", action="store_true", help="of the calling thread; for a busy machine, with --threads 1")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of the calling thread; for a busy machine, with --threads 1"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = run(options.model, options)

@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -210,13 +211,13 @@ def _runs(arguments: argparse.Namespace) -> Iterator[Callable[[], dict[str, obje
         if mode == "admission":
             for prompt_tokens in (128, 8192):
                 for warm in (False, True):
-                    yield lambda prompt_tokens=prompt_tokens, warm=warm: admission(prompt_tokens, warm)
+                    yield partial(admission, prompt_tokens, warm)
         elif mode == "lookup":
             yield lookup
         else:
             run = {"decode": decode, "mixed": mixed, "preemption": preemption}[mode]
             for num_rows in arguments.rows:
-                yield lambda run=run, num_rows=num_rows: run(num_rows, steps)
+                yield partial(run, num_rows, steps)
 
 
 def main() -> None:

@@ -95,7 +95,10 @@ Temperature = Annotated[
     float | None, typer.Option("--temperature", min=0, max=2, help="0: greedy. Unset: the model's.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Draw the same again.")]
+TopP = Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="Draw from the likeliest of this share.")]
+TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Draw from this many; 0: from all.")]
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+INTERRUPTED = 130
 
 
 def _write(text: str) -> None:
@@ -104,25 +107,38 @@ def _write(text: str) -> None:
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to go on from; -: read it from stdin.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to go on from; - or nothing: read it from stdin.")
+    ] = None,
     *,
     address: Address = DEFAULT_ADDRESS,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
     seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message.")] = False,
 ) -> None:
-    """One streamed completion."""
+    """One streamed completion. Exit status: 0, 1 for an error, 130 after Ctrl-C."""
     from protos.stepwire.inference.v1 import inference_pb2 as pb
     from scheduler_svc.client.generate import generate
 
+    if prompt is None and sys.stdin.isatty():
+        raise StartupError("generate needs a prompt: give it as an argument or on stdin")
     request = pb.GenerateRequest(
-        text=sys.stdin.read() if prompt == "-" else prompt,
-        sampling=pb.SamplingParams(temperature=temperature, seed=seed),
-        stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop or ()),
+        text=sys.stdin.read() if prompt in (None, "-") else prompt,
+        sampling=pb.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+        stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos),
     )
-    generate(address, request, _write, as_json=as_json)
+    try:
+        generate(address, request, _write, as_json=as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader (`| head`) has had enough. Python would complain about it again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
@@ -132,18 +148,70 @@ def chat(
     system: Annotated[str, typer.Option("--system", help="What the model is told first.")] = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
     seed: Seed = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Show time to first token and tokens/s.")] = False,
 ) -> None:
     """A conversation in the terminal, streaming."""
+    # Importing it gives input() line editing and a history.
+    import readline  # noqa: F401
+
     from protos.stepwire.inference.v1 import inference_pb2 as pb
     from scheduler_svc.client.chat import chat
 
     template = pb.ChatRequest(
-        sampling=pb.SamplingParams(temperature=temperature, seed=seed),
+        sampling=pb.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
         stopping=pb.StoppingCriteria(max_tokens=max_tokens),
         messages=[pb.ChatMessage(role="system", content=system)] if system else [],
     )
-    chat(address, template, input, _write)
+    chat(address, template, input, _write, stats=stats)
+
+
+@app.command()
+def bench(
+    *,
+    targets: Annotated[
+        str, typer.Option("--targets", help="HOST:PORT of each frontend, with commas.")
+    ] = DEFAULT_ADDRESS,
+    streams: Annotated[int, typer.Option("--streams", min=1, max=65536, help="Closed loop: requests at once.")] = 16,
+    rate: Annotated[float | None, typer.Option("--rate", help="Open loop: requests a second, Poisson.")] = None,
+    burstiness: Annotated[float, typer.Option("--burstiness", help="Below 1: arrivals come in bursts.")] = 1.0,
+    trace: Annotated[str, typer.Option("--trace", help="CSV or JSON lines: arrival, prompt_tokens, ...")] = "",
+    requests: Annotated[int, typer.Option("--requests", help="How many.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Mean length.")] = 128,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Mean length.")] = 128,
+    spread: Annotated[str, typer.Option("--spread", help="lognormal|uniform|fixed")] = "lognormal",
+    shared_prefix: Annotated[int, typer.Option("--shared-prefix", help="First tokens all prompts share.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of lengths, prompts and arrivals.")] = 0,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, max=2, help="0: greedy.")] = 0.0,
+    slo: Annotated[str, typer.Option("--slo", help='Objectives in ms for goodput: "ttft:500 itl:50".')] = "",
+    json_file: Annotated[str, typer.Option("--json", help="Write every figure and request here.")] = "",
+) -> None:
+    """Load and figures: throughput, TTFT, ITL, TPOT, E2E, goodput; several targets side by side."""
+    from pathlib import Path
+
+    from scheduler_svc.client.bench import Bench
+    from scheduler_svc.client.bench import bench as run
+    from scheduler_svc.client.load import Sending
+    from scheduler_svc.client.measure import parse_slo
+    from scheduler_svc.client.workload import Shape
+
+    shape = Shape(requests, prompt_tokens, output_tokens, spread, shared_prefix, rate, burstiness, seed)
+    plan = Bench(
+        targets=[target.strip() for target in targets.split(",") if target.strip()],
+        shape=shape,
+        sending=Sending(streams, temperature),
+        slo=parse_slo(slo),
+        trace=Path(trace) if trace else None,
+        json_file=Path(json_file) if json_file else None,
+    )
+    try:
+        results = run(plan)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if any(result["summary"]["errors"] for result in results):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -6,6 +6,7 @@ Alone, the process serves them over HTTP. Under a supervisor that sets PROMETHEU
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -18,7 +19,7 @@ _MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0
 _STEP = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
 _BYTES = (32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576)
 # Of one value a process: a scheduler that was restarted has the word.
-_LATEST = "livemostrecent"
+_LATEST: Literal["livemostrecent"] = "livemostrecent"
 
 
 class WeightedHistogram(Histogram):

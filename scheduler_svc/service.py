@@ -164,8 +164,7 @@ class Service:
             self._end_epoch(error, now)
 
     def _plan(self, now: float) -> None:
-        if self._executors.active is None:
-            return
+        """Also without an executor: the core then only ends what has expired."""
         try:
             while self._core.num_in_flight < self._depth:
                 began = time.perf_counter()

@@ -265,10 +265,12 @@ def _ropes(reader: _Reader, head_dim: int) -> tuple[tuple[RopeSpec, ...], int]:
     values = reader.values
     parameters = values.get("rope_parameters")
     if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
-        full, local = parameters["full_attention"], parameters.get("sliding_attention", parameters["full_attention"])
+        full = parameters["full_attention"]
+        local = parameters.get("sliding_attention") or full
         return (_rope(reader, full, head_dim), _rope(reader, local, head_dim)), 1
-    scaling = parameters if isinstance(parameters, dict) else values.get("rope_scaling") or {}
-    rope = _rope(reader, scaling, head_dim)
+    if not isinstance(parameters, dict):
+        parameters = values.get("rope_scaling") or {}
+    rope = _rope(reader, parameters, head_dim)
     if "rope_local_base_freq" in values:
         return (rope, RopeSpec(reader.number("rope_local_base_freq", 10_000.0), rope.dim)), 1
     return (rope,), 0

@@ -85,7 +85,7 @@ class _Layer:
         self.qkv, self.output = make(weights.qkv), make(weights.output)
         if weights.experts is not None:
             routing = {"num_active": config.num_active_experts, "renormalise": config.renormalise_experts}
-            self.mlp = Experts(weights.experts, make, config.activation, **routing)
+            self.mlp: Experts | Mlp = Experts(weights.experts, make, config.activation, **routing)
         else:
             self.mlp = Mlp(make(weights.gate_up), make(weights.down), config.activation)
 

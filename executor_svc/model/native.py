@@ -1,6 +1,7 @@
 """Compiles the native engine once per machine and source, loads it, and mirrors its structures.
 
-The C sources lie in native/. Where no compiler exists, or it fails, `load_engine` says why and the caller goes on in torch.
+The C sources lie in native/. Where no compiler exists, or it fails, `load_engine` says why and the caller goes on in
+torch.
 """
 
 import ctypes
@@ -47,9 +48,15 @@ class Step(ctypes.Structure):
     """engine.h: Step."""
 
     _fields_ = (
-        *((n, ctypes.c_void_p) for n in ("token_ids", "positions", "cu_seqlens", "seq_lens", "block_tables", "logits_index")),
+        *(
+            (n, ctypes.c_void_p)
+            for n in ("token_ids", "positions", "cu_seqlens", "seq_lens", "block_tables", "logits_index")
+        ),
         *((n, ctypes.c_void_p) for n in ("slot_mapping", "key_pages", "value_pages", "buffers")),
-        *((n, ctypes.c_int64) for n in ("num_tokens", "num_rows", "num_logits", "table_stride", "block_size", "num_blocks")),
+        *(
+            (n, ctypes.c_int64)
+            for n in ("num_tokens", "num_rows", "num_logits", "table_stride", "block_size", "num_blocks")
+        ),
         *((n, ctypes.c_int64) for n in ("num_heads", "num_kv_heads", "head_dim", "vocab_size", "max_position")),
         *((n, ctypes.c_int64) for n in ("kv_kind", "full_norm", "num_threads")),
         ("nanoseconds", ctypes.c_void_p),
@@ -82,7 +89,7 @@ def has_fast_bf16() -> bool:
 
 def load_engine(cache_dir: Path | None, num_threads: int) -> Engine | str:
     """The engine, compiled if the cache lacks it, or the reason why there is none."""
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None:
         return "no C compiler found"
     directory = cache_dir or Path.home() / ".cache" / "stepwire" / "native"
@@ -102,12 +109,16 @@ def load_engine(cache_dir: Path | None, num_threads: int) -> Engine | str:
     if tiles < 0:
         return "threads cannot be started"
     flags = cpu_flags()
-    vectors = next((n for f, n in (("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512")) if f in flags), platform.machine())
+    vectors = next(
+        (n for f, n in (("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512")) if f in flags), platform.machine()
+    )
     return Engine(library, "AMX" if tiles else vectors)
 
 
 def _digest(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True)
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True
+    )
     parts = [version.stdout, platform.machine(), *sorted(cpu_flags()), *FLAGS]
     parts += [file.read_text(encoding="utf-8") for file in sorted(SOURCES.glob("*.[ch]"))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]

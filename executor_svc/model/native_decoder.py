@@ -1,7 +1,7 @@
 """The decoder on the native engine: the model becomes a tape of operations once, then every step is one call.
 
-Nothing here computes. What a layer consists of is read off the config, as in the torch decoder; the tape holds addresses
-of weights, numbers of buffers and constants, and the engine walks it with its threads.
+Nothing here computes. What a layer consists of is read off the config, as in the torch decoder; the tape holds
+addresses of weights, numbers of buffers and constants, and the engine walks it with its threads.
 """
 
 import ctypes
@@ -58,7 +58,9 @@ class NativeDecoder:
         self._keep: list[Any] = []  # what the tape points to
         self._arena = Arena(engine, config, kind)
         self._ops: list[native.Op] = []
-        self._ropes = [[self._address(t.contiguous().numpy()) for t in rope_tables(r, config.max_position)] for r in config.ropes]
+        self._ropes = [
+            [self._address(t.contiguous().numpy()) for t in rope_tables(r, config.max_position)] for r in config.ropes
+        ]
         self._build(source, progress)
         source.finish()
         self._tape = (native.Op * len(self._ops))(*self._ops)
@@ -132,7 +134,9 @@ class NativeDecoder:
         self._linear(gate_up, HIDDEN, GATED, GLU, few=int(last), activation=activation, target_kind=self.kv_kind)
         self._branch_end(self._arena.pack(weights.down), GATED, residual, weights.mlp_out, few=int(last))
 
-    def _branch_end(self, linear: PackedLinear, source: int, residual: int, norm: torch.Tensor | None, few: int) -> None:
+    def _branch_end(
+        self, linear: PackedLinear, source: int, residual: int, norm: torch.Tensor | None, few: int
+    ) -> None:
         """Project, norm where the family does, add to the residual stream."""
         scale = self.config.residual_scale
         if self.kind == INT8:
@@ -241,7 +245,9 @@ class NativeDecoder:
                 assert tensor.shape == shape
                 assert tensor.dtype == self.kv_dtype
                 assert tensor.is_contiguous()
-        pointers = [(ctypes.c_void_p * config.num_layers)(*(pages[i].data_ptr() for pages in kv.layers)) for i in (0, 1)]
+        pointers = [
+            (ctypes.c_void_p * config.num_layers)(*(pages[i].data_ptr() for pages in kv.layers)) for i in (0, 1)
+        ]
         self._pointers, self._kv = pointers, kv
         self._step = native.Step(
             key_pages=ctypes.addressof(pointers[0]),

@@ -11,7 +11,7 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.native import BF16, F16, F32, INT8, Engine
 from executor_svc.model.weights import LinearWeights
 
-PANEL = 16
+PANEL, PAIR = 16, 32
 _HUGE_PAGE = 2 << 20
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
@@ -35,7 +35,7 @@ def _words(kind: int, inputs: int) -> int:
 
 
 def _packed_bytes(kind: int, outputs: int, inputs: int) -> int:
-    return _round_up(outputs, PANEL) * _words(kind, inputs) * 4
+    return _round_up(outputs, PAIR) * _words(kind, inputs) * 4
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Arena:
         outputs, k = parts[0].weight.shape
         every = len(parts)
         n = outputs if every == 1 else every * _round_up(outputs, PANEL)
-        width = every * _round_up(outputs, PANEL)
+        width = _round_up(every * _round_up(outputs, PANEL), PAIR)
         quantised = self.kind == INT8
         packed = PackedLinear(
             n,
@@ -114,7 +114,7 @@ class Arena:
         if packed.bias is not None and part.bias is not None:
             padded = np.zeros(_round_up(outputs, PANEL), np.float32)
             padded[:outputs] = part.bias.float().numpy()
-            packed.bias.reshape(-1, every, PANEL)[:, first] = padded.reshape(-1, PANEL)
+            packed.bias[: every * padded.size].reshape(-1, every, PANEL)[:, first] = padded.reshape(-1, PANEL)
 
     def _take(self, num_bytes: int) -> int:
         address = self._next

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-import grpc
 from google.protobuf.json_format import MessageToJson
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
@@ -30,14 +29,3 @@ def print_text(stream: Iterator[pb.GenerateResponse], write: Write) -> str:
         write(message.text)
     write("\n")
     return text
-
-
-def answer(channel: grpc.Channel, request: pb.ChatRequest, write: Write) -> str | None:
-    """One turn; None when the person interrupted it, which cancels it on the server as well."""
-    call = InferenceServiceStub(channel).Chat(request)
-    try:
-        return print_text(call, write)
-    except KeyboardInterrupt:
-        call.cancel()
-        write("\n")
-        return None

@@ -110,11 +110,10 @@ class Epoch:
     def reclaim(self) -> bool:
         """Takes blocks from sequences that only wait for their last result: plans run in order, so nothing is lost but
         the chance to publish their last tokens. Whether there were any."""
-        for sequence in self.finishing.values():
-            if sequence.blocks:
-                self.memory.retire(sequence)
-                return True
-        return False
+        holders = [sequence for sequence in self.finishing.values() if sequence.blocks]
+        if holders:
+            self.memory.retire(holders[0])
+        return bool(holders)
 
     def retire(self, sequence: Sequence) -> None:
         """It is over, wherever it was."""

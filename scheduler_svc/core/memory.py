@@ -36,8 +36,8 @@ class Memory:
 
     def num_common_blocks(self, sequence: Sequence, other: Sequence) -> int:
         """How many leading blocks two waiting or catching-up sequences have in common."""
-        if self.index is None or sequence.keys is None or other.keys is None:
-            return 0
+        assert sequence.keys is not None
+        assert other.keys is not None
         a = np.frombuffer(sequence.keys, "<u8").reshape(-1, 2)
         b = np.frombuffer(other.keys, "<u8").reshape(-1, 2)
         count = min(len(a), len(b))

@@ -127,10 +127,9 @@ class WaitingQueue:
             self.service[sequence.request.tenant] += num_tokens * INPUT_WEIGHT
 
     def charge_output(self, sequence: Sequence, num_output: int) -> None:
-        """For its output up to there; called at block boundaries, so that it costs nothing between them."""
-        if self.policy is Policy.FAIR:
-            self.service[sequence.request.tenant] += (num_output - sequence.num_charged) * OUTPUT_WEIGHT
-            sequence.num_charged = num_output
+        """For its output up to there, under FAIR; at block boundaries, so that it costs nothing between them."""
+        self.service[sequence.request.tenant] += (num_output - sequence.num_charged) * OUTPUT_WEIGHT
+        sequence.num_charged = num_output
 
     def check(self) -> None:
         for heap in self._heaps.values():

@@ -164,7 +164,7 @@ class ExecutorLink:
 
     def next_executor(self, now: float) -> Executor | None:
         """Who would serve next: the one that has stood by longest. None: nobody, or it is too early to try again."""
-        if self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None  # after a pause of ours, hellos of one executor wait in a row: only the last one counts
         for instance_id in [i for i, e in self._standby.items() if now - e.heard_at > BEAT_TIMEOUT_S]:
             del self._standby[instance_id]

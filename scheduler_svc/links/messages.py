@@ -5,6 +5,7 @@ newest bug.
 """
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
@@ -168,13 +169,13 @@ def _started(started: Started) -> session_pb2.Started:
 def finished_to_wire(finished: Finished) -> session_pb2.Finished:
     return session_pb2.Finished(
         handle=finished.handle,
-        cause=int(finished.cause),
+        cause=cast("session_pb2.FinishCause", int(finished.cause)),
         stop_token_id=finished.stop_token_id or 0,
         num_output_tokens=finished.num_output_tokens,
         num_cached_tokens=finished.num_cached_tokens,
         num_preemptions=finished.num_preemptions,
         num_resumes=finished.num_resumes,
-        message="" if finished.cause != session_pb2.FINISH_CAUSE_FAILED else "the request failed in the scheduler",
+        message=finished.message,
     )
 
 

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import zmq
@@ -356,14 +357,14 @@ class SchedulerSession:
 
     def _flush(self) -> None:
         try:
-            while self._outbox:
+            while self._outbox and self._is_connected:
                 self._socket.send(self._outbox[0], zmq.NOBLOCK)
                 self._outbox.popleft()
         except zmq.Again:
             pass  # the descriptor tells when there is room again
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._pump)
 
 
-def _frame(**body: object) -> bytes:
+def _frame(**body: Any) -> bytes:
     return session_pb2.ToScheduler(**body).SerializeToString()

@@ -174,7 +174,7 @@ class RequestStream:
             submit.delivered.add(
                 token_ids=np.asarray(choice.token_ids, "<i4").tobytes(),
                 finished=choice.is_over,
-                num_resumes=self.num_resumes,
+                num_resumes=self.num_resumes - 1,  # before this one, which the scheduler counts itself
             )
         return submit
 

@@ -120,8 +120,9 @@ class Wire:
     def dealer(self, high_water_mark: int) -> zmq.Socket:
         """Not connected yet, so that whoever wants to can monitor it from its first moment."""
         socket = self._socket(zmq.DEALER, high_water_mark)
-        # Nothing is queued for a peer that is not there: its successor must not get it.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
+        # With IMMEDIATE, libzmq drops what has arrived but is not read yet when the connection ends: the last tokens of
+        # a scheduler that drains. Without it, whoever uses this socket must send only while it is connected.
+        socket.setsockopt(zmq.IMMEDIATE, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         return socket
@@ -206,6 +207,8 @@ class Wire:
 
 
 def _certificate(path: Path | None) -> tuple[bytes, bytes]:
+    if path is None:
+        raise StartupError("CURVE needs a secret key: --curve-secret FILE")
     try:
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
@@ -235,9 +238,12 @@ def check_endpoint(endpoint: str, security: Security) -> None:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host == "localhost"
+    # With IPv6 on, libzmq names an IPv4 address in its mapped form.
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def check_runtime_dir(path: Path) -> None:

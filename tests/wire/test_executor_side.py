@@ -142,7 +142,7 @@ def test_a_result_of_the_epoch_before_is_dropped(link, peer):
     link.end_epoch("a test", 0.0)
     peer.hello()
     hear(link)
-    link.start_epoch(link.next_executor(10.0), 10.0)
+    link.start_epoch(link.next_executor(0.0), 0.0)
     link.send_plan(plan(link, 1), 10.0)
     answer(peer, 1, epoch=1)
     assert hear(link) == []

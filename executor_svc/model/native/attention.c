@@ -108,16 +108,19 @@ static const uint32_t *value_segment(const Pages *p, int64_t position, char *roo
     return (const uint32_t *)room;
 }
 
-/* Ask for the keys and values of positions [at, at + 64): pages lie anywhere, so the hardware cannot guess them. */
-static void prefetch_pages(const Pages *p, int64_t at) {
-    const Step *s = p->step;
-    int64_t end = at + COLUMNS < p->length ? at + COLUMNS : p->length, element = p->kind == BF16 ? 2 : 4;
-    for (; at < end; at = (at / s->block_size + 1) * s->block_size) {
-        const char *keys = page(p, s->key_pages, at), *values = page(p, s->value_pages, at);
-        int64_t bytes = s->block_size * s->head_dim * element;
-        if (s->block_size > COLUMNS) return; /* long runs: the hardware's business */
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(keys + i), __builtin_prefetch(values + i);
-    }
+/* What to fetch while the keys (values) of a tile are read: those of another sequence at the same place, if it has them. */
+static const uint32_t *key_ahead(const Pages *next, int64_t position, const uint32_t *otherwise) {
+    return next && position < next->length ? key_panel(next, position, 0) : otherwise;
+}
+static const uint32_t *value_ahead(const Pages *next, int64_t position, int64_t panel, const uint32_t *otherwise) {
+    if (!next || position >= next->length) return otherwise;
+    const Step *s = next->step;
+    int64_t offset = position % s->block_size, half = s->head_dim / PAIR;
+    if (next->kind == F32) return (const uint32_t *)page(next, s->value_pages, position) + offset * s->head_dim + panel * PANEL;
+    if (s->block_size % GROUP == 0)
+        return (const uint32_t *)page(next, s->value_pages, position) + (panel * (s->block_size / 2) + offset / 2) * PANEL;
+    if (panel >= half && position + PANEL < next->length) position += PANEL, panel -= half; /* halves lie in pages of their own */
+    return (const uint32_t *)page(next, s->value_pages, position) + position % s->block_size / 2 * PANEL + panel * GROUP / 2 * PANEL;
 }
 
 /* Scores of one row over a tile become weights; returns the factor by which what was summed before must shrink. */
@@ -176,10 +179,10 @@ static void write_result(const Step *step, const Op *op, const Query *query, int
 }
 
 /* sums += weights x values over one tile. */
-static void add_values(const Pages *p, int rows, const char *weights, int64_t begin, int64_t end, float *sums) {
+static void add_values(const Pages *p, const Pages *after, int rows, const char *weights, int64_t begin, int64_t end, float *sums) {
     const Step *s = p->step;
     int segments = (int)ceil_div(end - begin, p->segment), strides[TILE / PANEL];
-    const uint32_t *base[TILE / PANEL], *b[TILE / PANEL * 4];
+    const uint32_t *base[TILE / PANEL], *b[TILE / PANEL * 4], *ahead[TILE / PANEL * 4];
     for (int i = 0; i < segments; i++) {
         char *room = p->copies + i * p->segment * s->head_dim * (p->kind == BF16 ? 2 : 4);
         base[i] = value_segment(p, begin + i * p->segment, room, &strides[i]);
@@ -187,13 +190,16 @@ static void add_values(const Pages *p, int rows, const char *weights, int64_t be
     for (int64_t d = 0; d < s->head_dim; d += 4 * PANEL) {
         int panels = s->head_dim - d < 4 * PANEL ? (int)((s->head_dim - d) / PANEL) : 4;
         for (int i = 0; i < segments; i++)
-            for (int j = 0; j < panels; j++) b[i * panels + j] = base[i] + (d / PANEL + j) * strides[i];
+            for (int j = 0; j < panels; j++) {
+                b[i * panels + j] = base[i] + (d / PANEL + j) * strides[i];
+                ahead[i * panels + j] = value_ahead(after, begin + i * p->segment, d / PANEL + j, base[i]);
+            }
         multiply(p->kind, (const uint32_t *)weights, TILE / p->per, rows, b, panels, segments, p->segment / p->per,
-                 p->kind == F32 ? (int)s->head_dim : PANEL, sums + d, (int)s->head_dim, 1, 0);
+                 p->kind == F32 ? (int)s->head_dim : PANEL, sums + d, (int)s->head_dim, 1, after ? ahead : 0);
     }
 }
 
-void attention_chunk(const Step *step, const Op *op, const Query *query, int head) {
+void attention_chunk(const Step *step, const Op *op, const Query *query, int head, const Query *next, int next_head) {
     int kind = (int)step->kv_kind, rows = (int)(query->count * (step->num_heads / step->num_kv_heads));
     int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim;
     char queries[ROWS * MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
@@ -203,22 +209,29 @@ void attention_chunk(const Step *step, const Op *op, const Query *query, int hea
     float maxima[ROWS], totals[ROWS];
     Pages pages = {step, op->layer, head, kind, step->block_tables + query->row * step->table_stride,
                    query->position + query->count, kind == BF16 ? 2 : 1, kind == BF16 ? GROUP : PANEL, copies};
+    Pages other = pages, *after = 0;
+    if (next && rows <= PANEL && step->block_size % PANEL == 0) { /* few queries: reading the pages is what takes the time */
+        other.head = next_head, other.length = next->position + next->count;
+        other.table = step->block_tables + next->row * step->table_stride;
+        after = &other;
+    }
     int row_bytes = (int)size * (kind == BF16 ? 2 : 4);
     gather_queries(step, op, query, head, kind, queries, row_bytes);
     memset(sums, 0, (size_t)((rows > 16 ? ROWS : 16) * size * 4));
     for (int i = 0; i < rows; i++) maxima[i] = -INFINITY, totals[i] = 0;
     int64_t lowest = op->window && query->position >= op->window ? query->position - op->window + 1 : 0;
-    prefetch_pages(&pages, lowest / COLUMNS * COLUMNS);
     for (int64_t tile = lowest / TILE * TILE; tile < pages.length; tile += TILE) {
         int64_t begin = tile > lowest / GROUP * GROUP ? tile : lowest / GROUP * GROUP;
         int64_t end = tile + TILE < pages.length ? tile + TILE : ceil_div(pages.length, GROUP) * GROUP;
         for (int64_t at = begin; at < end; at += COLUMNS) {
-            const uint32_t *b[4];
-            prefetch_pages(&pages, at + COLUMNS);
+            const uint32_t *b[4], *ahead[4];
             int panels = end - at < COLUMNS ? (int)((end - at) / PANEL) : 4;
-            for (int j = 0; j < panels; j++) b[j] = key_panel(&pages, at + j * PANEL, copies + j * PANEL * size * 4);
+            for (int j = 0; j < panels; j++) {
+                b[j] = key_panel(&pages, at + j * PANEL, copies + j * PANEL * size * 4);
+                ahead[j] = key_ahead(after, at + j * PANEL, b[j]);
+            }
             multiply(kind, (const uint32_t *)queries, row_bytes / 4, rows, b, panels, 1, (int)size / pages.per, PANEL,
-                     scores + (at - begin), TILE, 0, 0);
+                     scores + (at - begin), TILE, 0, after ? ahead : 0);
         }
         for (int i = 0; i < rows; i++) {
             int64_t last = query->position + i / group, first = op->window && last >= op->window ? last - op->window + 1 : 0;
@@ -228,7 +241,7 @@ void attention_chunk(const Step *step, const Op *op, const Query *query, int hea
             if (kind == BF16)
                 for (int64_t j = 0; j < end - begin; j += 16) store_bf16(halves + i * TILE + j, *(v16 *)(scores + i * TILE + j));
         }
-        add_values(&pages, rows, kind == BF16 ? (char *)halves : (char *)scores, begin, end, sums);
+        add_values(&pages, after, rows, kind == BF16 ? (char *)halves : (char *)scores, begin, end, sums);
     }
     write_result(step, op, query, head, sums, totals);
 }

@@ -1,8 +1,9 @@
 /* The native decoder engine: a tape of operations run by a few threads over one step's tokens.
  *
  * Numbers live in 32-bit words: a word holds one float, two bfloat16 or four bytes, so one matrix kernel serves all three.
- * Matrices that are multiplied from the right (weights, keys, values) are stored in panels of 16 columns: word w of a panel
- * holds, for each of its 16 columns, the w-th word along the inner dimension.
+ * Matrices that are multiplied from the right (weights, keys, values) are stored in panels of 16 columns: row w of a panel
+ * holds, for each of its 16 columns, the w-th word along the inner dimension. Weights keep two panels side by side, so that
+ * reading them is one stream.
  *
  * Law: what is computed for a token depends on that token's sequence alone, never on its neighbours in the step. Every sum
  * runs in an order fixed by absolute positions, so a request gives the same bits alone, batched, chunked or resumed.
@@ -18,7 +19,7 @@
 #include <immintrin.h>
 #endif
 
-enum { PANEL = 16, ROWS = 32, COLUMNS = 64, GROUP = 32, TILE = 128, MAX_HEAD_DIM = 256 };
+enum { PANEL = 16, PAIR = 32, ROWS = 32, COLUMNS = 64, GROUP = 32, TILE = 128, MAX_HEAD_DIM = 256 };
 enum kind { F32 = 0, BF16 = 1, INT8 = 2, F16 = 3 };
 enum code { EMBED, NORM, LINEAR, ROPE, ATTENTION, QUANTISE, GATHER, NUM_CODES };
 enum epilogue { STORE, ADD, GLU };
@@ -68,14 +69,22 @@ static inline v16 choose(v16i mask, v16 a, v16 b) { return (v16)((mask & (v16i)a
 static inline v16 vmax(v16 a, v16 b) { return choose(a > b, a, b); }
 static inline v16 vmin(v16 a, v16 b) { return choose(a < b, a, b); }
 static inline float sum16(v16 x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     float s = 0;
     for (int i = 0; i < 16; i++) s += x[i];
     return s;
+#endif
 }
 static inline float max16(v16 x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float m = x[0];
     for (int i = 1; i < 16; i++) m = x[i] > m ? x[i] : m;
     return m;
+#endif
 }
 
 static inline float from_bf16(uint16_t h) {
@@ -125,10 +134,10 @@ static inline v16 vtanh(v16 x) {
     return 1.0f - 2.0f / (e + 1.0f);
 }
 
-/* C[rows <= 32][panels * 16] (+)= A[rows][segments * words] * B, B given as one pointer per segment and panel. `ahead`: B is
- * read for the first time, in order. */
+/* C[rows <= 32][panels * 16] (+)= A[rows][segments * words] * B, B given as one pointer per segment and panel. `ahead`,
+ * if not null, points like B to what will be read later: it is fetched line by line meanwhile. */
 void multiply(int kind, const uint32_t *a, int lda, int rows, const uint32_t *const *b, int panels, int segments, int words,
-              int b_stride, float *c, int ldc, int accumulate, int ahead);
+              int b_stride, float *c, int ldc, int accumulate, const uint32_t *const *ahead);
 int64_t linear_chunks(const Step *step, const Op *op);
 void linear_chunk(const Step *step, const Op *op, int64_t chunk);
 void embed_chunk(const Step *step, const Op *op, int64_t chunk);
@@ -136,7 +145,8 @@ void norm_chunk(const Step *step, const Op *op, int64_t chunk);
 void gather_chunk(const Step *step, const Op *op, int64_t chunk);
 void quantise_chunk(const Step *step, const Op *op, int64_t chunk);
 void rope_chunk(const Step *step, const Op *op, int64_t chunk);
-void attention_chunk(const Step *step, const Op *op, const Query *query, int head);
+/* `next` and `next_head`: what this thread will probably do after it, or null. */
+void attention_chunk(const Step *step, const Op *op, const Query *query, int head, const Query *next, int next_head);
 int64_t queries_per_chunk(const Step *step);
 int enable_tiles(void);      /* once per process: may this process use AMX? */
 void begin_tiles(void);      /* per thread, before multiply */

@@ -11,7 +11,7 @@
 #define HAVE_AMX 0
 #endif
 
-enum { PREFETCH_TILES = 6 };
+enum { LEAD = 96 }; /* rows of a pair of panels that are asked for in advance: 12 kB */
 
 static int use_amx = 0;
 
@@ -43,18 +43,15 @@ void end_tiles(void) {
 }
 
 #if HAVE_AMX
-/* Weights that are read once stream from memory: ask for them some tiles before they are needed. */
-static inline void prefetch_tiles(const uint32_t *b0, const uint32_t *b1) {
-    for (int i = 0; i < 16; i++) {
-        _mm_prefetch((const char *)(b0 + (i + PREFETCH_TILES * 16) * PANEL), _MM_HINT_T0);
-        _mm_prefetch((const char *)(b1 + (i + PREFETCH_TILES * 16) * PANEL), _MM_HINT_T0);
-    }
+static inline void prefetch_tiles(const uint32_t *b0, const uint32_t *b1, int b_stride) {
+    for (int i = 0; i < 16; i++) _mm_prefetch((const char *)(b0 + i * b_stride), _MM_HINT_T0);
+    for (int i = 0; i < 16; i++) _mm_prefetch((const char *)(b1 + i * b_stride), _MM_HINT_T0);
 }
 
 /* Tiles: 0-3 results (2 row blocks x 2 panels), 4-5 A, 6-7 B. Rows are always computed in sixteens; the caller's A has them. */
 #define AMX_KERNEL(NAME, DOT)                                                                                              \
     static void NAME(const uint32_t *a, int lda, int two_rows, const uint32_t *const *b, int panels, int panel, int two_panels,  \
-                     int segments, int words, int b_stride, float *c, int ldc, int accumulate, int ahead) {                \
+                     int segments, int words, int b_stride, float *c, int ldc, int accumulate, const uint32_t *const *ahead) { \
         const uint32_t *a1 = a + 16 * lda;                                                                                 \
         float *c1 = c + 16 * ldc;                                                                                          \
         if (accumulate) {                                                                                                  \
@@ -67,8 +64,10 @@ static inline void prefetch_tiles(const uint32_t *b0, const uint32_t *b1) {
         }                                                                                                                  \
         for (int s = 0; s < segments; s++) {                                                                               \
             const uint32_t *b0 = b[s * panels + panel], *b1 = two_panels ? b[s * panels + panel + 1] : b0;                 \
+            const uint32_t *next = ahead ? ahead[s * panels + panel] : 0;                                                  \
+            const uint32_t *next1 = ahead && two_panels ? ahead[s * panels + panel + 1] : next;                            \
             for (int w = 0; w < words; w += 16, a += 16, a1 += 16) {                                                       \
-                if (ahead) prefetch_tiles(b0 + w * PANEL, b1 + w * PANEL);                                                  \
+                if (ahead) prefetch_tiles(next + w * b_stride, next1 + w * b_stride, b_stride);                                                  \
                 _tile_loadd(4, a, lda * 4);                                                                                \
                 _tile_loadd(6, b0 + w * b_stride, b_stride * 4);                                                           \
                 DOT(0, 4, 6);                                                                                              \
@@ -119,17 +118,21 @@ static inline __attribute__((always_inline)) v16 dot(int kind, v16 acc, uint32_t
 
 static inline __attribute__((always_inline)) void block(int kind, int rows, int columns, const uint32_t *a, int lda,
                                                         const uint32_t *const *b, int panels, int segments, int words,
-                                                        int b_stride, float *c, int ldc, int accumulate) {
+                                                        int b_stride, float *c, int ldc, int accumulate,
+                                                        const uint32_t *const *ahead) {
     v16 acc[6][4];
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < columns; j++) acc[i][j] = accumulate ? *(v16 *)(c + i * ldc + j * PANEL) : (v16){0};
-    for (int s = 0; s < segments; s++, b += panels) {
+    for (int s = 0; s < segments; s++, b += panels, ahead += ahead ? panels : 0) {
         for (int w = 0; w < words; w++, a++) {
             v16u column[4];
 #pragma GCC unroll 4
-            for (int j = 0; j < columns; j++) column[j] = *(const v16u *)(b[j] + (int64_t)w * b_stride);
+            for (int j = 0; j < columns; j++) {
+                column[j] = *(const v16u *)(b[j] + (int64_t)w * b_stride);
+                if (ahead) __builtin_prefetch(ahead[j] + (int64_t)w * b_stride);
+            }
 #pragma GCC unroll 6
             for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
@@ -149,16 +152,18 @@ enum { MAX_COLUMNS = 4 };
 enum { MAX_COLUMNS = 1 };
 #endif
 
-#define BLOCK(R, C) block(kind, R, C, a, lda, b, panels, segments, words, b_stride, c, ldc, accumulate)
+#define BLOCK(R, C) block(kind, R, C, a, lda, b, panels, segments, words, b_stride, c, ldc, accumulate, next)
 static inline __attribute__((always_inline)) void vector_multiply(int kind, const uint32_t *a, int lda, int rows,
                                                                   const uint32_t *const *b, int panels, int segments,
-                                                                  int words, int b_stride, float *c, int ldc, int accumulate) {
+                                                                  int words, int b_stride, float *c, int ldc, int accumulate,
+                                                                  const uint32_t *const *ahead) {
     int wide = panels == 4 && MAX_COLUMNS == 4;
     const uint32_t *const *b_all = b;
     float *c_all = c;
     for (int i = 0; i < rows; i += 6, a += 6 * lda, c_all += 6 * ldc) {
         int left = rows - i < 6 ? rows - i : 6;
         for (int j = 0; j < panels; j += wide ? 4 : 1) {
+            const uint32_t *const *next = ahead && i == 0 ? ahead + j : 0;
             b = b_all + j, c = c_all + j * PANEL;
             switch (wide * 8 + left) {
                 case 1: BLOCK(1, 1); break;
@@ -179,8 +184,7 @@ static inline __attribute__((always_inline)) void vector_multiply(int kind, cons
 }
 
 void multiply(int kind, const uint32_t *a, int lda, int rows, const uint32_t *const *b, int panels, int segments, int words,
-              int b_stride, float *c, int ldc, int accumulate, int ahead) {
-    (void)ahead; /* a hint */
+              int b_stride, float *c, int ldc, int accumulate, const uint32_t *const *ahead) {
 #if HAVE_AMX
     if (use_amx && kind != F32 && words % 16 == 0) {
         for (int j = 0; j < panels; j += 2)
@@ -189,9 +193,9 @@ void multiply(int kind, const uint32_t *a, int lda, int rows, const uint32_t *co
         return;
     }
 #endif
-    if (kind == F32) vector_multiply(F32, a, lda, rows, b, panels, segments, words, b_stride, c, ldc, accumulate);
-    if (kind == BF16) vector_multiply(BF16, a, lda, rows, b, panels, segments, words, b_stride, c, ldc, accumulate);
-    if (kind == INT8) vector_multiply(INT8, a, lda, rows, b, panels, segments, words, b_stride, c, ldc, accumulate);
+    if (kind == F32) vector_multiply(F32, a, lda, rows, b, panels, segments, words, b_stride, c, ldc, accumulate, ahead);
+    if (kind == BF16) vector_multiply(BF16, a, lda, rows, b, panels, segments, words, b_stride, c, ldc, accumulate, ahead);
+    if (kind == INT8) vector_multiply(INT8, a, lda, rows, b, panels, segments, words, b_stride, c, ldc, accumulate, ahead);
 }
 
 /* ---- linear layers: y = x * weight + bias, then stored, added to the residual, or gated ---- */
@@ -257,12 +261,15 @@ void linear_chunk(const Step *step, const Op *op, int64_t chunk) {
     float c[ROWS * COLUMNS] __attribute__((aligned(64)));
     for (int64_t panel = first_panel; panel < end_panel; panel += 4) {
         int panels = end_panel - panel < 4 ? (int)(end_panel - panel) : 4;
-        const uint32_t *b[4];
-        for (int j = 0; j < 4; j++) b[j] = (const uint32_t *)op->weight + (panel + (j < panels ? j : 0)) * words * PANEL;
+        const uint32_t *b[4], *ahead[4];
+        for (int j = 0; j < panels; j++) {
+            b[j] = (const uint32_t *)op->weight + (panel + j) / 2 * words * PAIR + (panel + j) % 2 * PANEL;
+            ahead[j] = b[j] + LEAD * PAIR;
+        }
         for (int64_t row = first_row; row < end_row; row += ROWS) {
             int count = end_row - row < ROWS ? (int)(end_row - row) : ROWS;
             const uint32_t *a = (const uint32_t *)((const char *)source->data + row * source->stride);
-            multiply(op->kind, a, lda, count, b, panels, 1, words, PANEL, c, COLUMNS, 0, row == first_row);
+            multiply(op->kind, a, lda, count, b, panels, 1, words, PAIR, c, COLUMNS, 0, row == first_row ? ahead : 0);
             for (int i = 0; i < count; i++) write_row(step, op, c + i * COLUMNS, row + i, panel, panels);
         }
     }

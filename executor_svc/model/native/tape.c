@@ -51,6 +51,13 @@ static int64_t num_chunks(const Step *step, const Op *op) {
     }
 }
 
+/* The longest, which come last, first. */
+static void run_attention(const Step *step, const Op *op, int64_t chunk) {
+    int64_t heads = step->num_kv_heads, index = pool.num_queries * heads - 1 - chunk, next = index - step->num_threads;
+    attention_chunk(step, op, &pool.queries[index / heads], (int)(index % heads),
+                    next >= 0 ? &pool.queries[next / heads] : NULL, (int)(next >= 0 ? next % heads : 0));
+}
+
 static void run_chunk(const Step *step, const Op *op, int64_t chunk) {
     switch (op->code) {
         case EMBED: embed_chunk(step, op, chunk); break;
@@ -59,10 +66,7 @@ static void run_chunk(const Step *step, const Op *op, int64_t chunk) {
         case ROPE: rope_chunk(step, op, chunk); break;
         case GATHER: gather_chunk(step, op, chunk); break;
         case QUANTISE: quantise_chunk(step, op, chunk); break;
-        case ATTENTION: { /* the longest, which come last, first */
-            int64_t reverse = pool.num_queries * step->num_kv_heads - 1 - chunk;
-            attention_chunk(step, op, &pool.queries[reverse / step->num_kv_heads], (int)(reverse % step->num_kv_heads));
-        }
+        case ATTENTION: run_attention(step, op, chunk);
     }
 }
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import policy, registry
 from scheduler_svc.core.admission import LengthHistogram, bucket_of, peak_tokens
 from scheduler_svc.core.contract import Delivered, Geometry, Limits, Policy, Request
 from scheduler_svc.core.policy import AGEING
@@ -165,3 +166,31 @@ def test_roots_of_tenants_and_salts_never_run_together() -> None:
     pairs = [("a", b"b"), ("ab", b""), ("", b"ab"), ("a", b""), ("", b"a"), ("", b"")]
     assert len({root(b"k", tenant, salt).tobytes() for tenant, salt in pairs}) == len(pairs)
     assert root(b"k", "a", b"").tobytes() != root(b"l", "a", b"").tobytes()
+
+
+def test_the_past_fades() -> None:
+    lengths = LengthHistogram()
+    lengths.learn(1000, count=2000)
+    for _ in range(6000):
+        lengths.learn(10)
+    assert lengths.to_come(np.array([0]))[0] < 20
+
+
+def test_geometry_is_what_the_executor_said() -> None:
+    message = step_pb2.Geometry(
+        num_blocks=64, block_size=4, max_num_seqs=1, max_model_len=64, max_num_batched_tokens=16, vocab_size=50
+    )
+    assert Geometry.from_wire(message) == GEOMETRY
+
+
+def test_what_is_over_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "NUM_OLD_STORIES", 1)
+    monkeypatch.setattr(policy, "MAX_TENANTS", 1)
+    core, executor = scheduler(policy=Policy.FAIR)
+    for number in range(3):
+        core.submit(request(number, tenant=f"t{number}"), 0.0)
+    start_order(core, executor, 3)
+    assert core.story("r0") == []
+    assert core.story("r2") != []
+    assert len(core._queue.service) == 1
+    core.check()

@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.load import load_model
+from executor_svc.model.native_decoder import NativeDecoder
+
 torch.set_num_threads(1)
 
 SEED = 20261129
@@ -41,6 +45,15 @@ def make_model(directory: Path, model_type: str, **overrides: Any):
                 )
     model.save_pretrained(directory)
     return model
+
+
+def load_decoders(directory: Path, config: ModelConfig) -> dict:
+    """The float32 decoders of a model: torch's, and the native one where it can run."""
+    decoders = {"torch": load_model(directory, config, dtype=torch.float32, use_native=False)}
+    native = load_model(directory, config, dtype=torch.float32, num_threads=2)
+    if isinstance(native, NativeDecoder):
+        decoders["native"] = native
+    return decoders
 
 
 @dataclass

@@ -1,11 +1,10 @@
 """The Llama family against transformers in float32: however the work is cut up, logits and greedy ids are the same."""
 
 import pytest
-import torch
 
+from executor_svc.model import native_decoder
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.weights import load_model
-from tests.unit.model.support import Driver, Row, check_against, make_model, prompt
+from tests.unit.model.support import Driver, Row, check_against, load_decoders, make_model, prompt
 
 ROPE = {"rope_theta": 10_000.0}
 VARIANTS = {
@@ -38,12 +37,20 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=str)
-def model(request, tmp_path_factory):
+def models(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     model_type, overrides = VARIANTS[request.param]
     reference = make_model(directory, model_type, **overrides)
     config = ModelConfig.from_directory(directory)
-    return reference, config, load_model(directory, config, dtype=torch.float32)
+    return reference, config, load_decoders(directory, config)
+
+
+@pytest.fixture(params=["torch", "native"])
+def model(request, models):
+    reference, config, decoders = models
+    if request.param not in decoders:
+        pytest.skip(f"no native engine: {native_decoder.unsupported(config) or 'no compiler'}")
+    return reference, config, decoders[request.param]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16, 1000])

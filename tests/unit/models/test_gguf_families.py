@@ -111,7 +111,12 @@ def test_families(tmp_path, family):
 
 
 def test_granite(tmp_path):
-    scales = {"attention_multiplier": 0.11, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 5.0}
+    scales = {
+        "attention_multiplier": 0.11,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 5.0,
+    }
     keys = {"attention.scale": 0.11, "embedding_scale": 3.0, "residual_scale": 0.22, "logit_scale": 5.0}
     assert_same(tmp_path, tiny_model("granite", **scales), keys)
 

@@ -18,7 +18,18 @@ PLAIN = [Type.F32, Type.F16, Type.BF16]
 QUANTISED = [
     kind for kind in Type if kind not in PLAIN and kind in gguf.quants._type_traits and GGML_QUANT_SIZES[kind][0] > 1
 ]
-REQUIRED = {Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K}
+REQUIRED = {
+    Type.Q8_0,
+    Type.Q4_0,
+    Type.Q4_1,
+    Type.Q5_0,
+    Type.Q5_1,
+    Type.Q2_K,
+    Type.Q3_K,
+    Type.Q4_K,
+    Type.Q5_K,
+    Type.Q6_K,
+}
 
 
 def q8_0(block: bytes) -> list[float]:

@@ -58,7 +58,20 @@ def byte_level_vocab(pre: str, num_tokens: int = 420) -> Vocab:
 
 def sentencepiece_vocab(**extra) -> Vocab:
     pieces = ["\u2581", *"abcdefghijklmnopqrstuvwxyz.,!0123456789"]
-    merged = ["he", "\u2581t", "in", "th", "\u2581the", "er", "ll", "hell", "\u2581hello", "\u2581\u2581", "ing", "ello"]
+    merged = [
+        "he",
+        "\u2581t",
+        "in",
+        "th",
+        "\u2581the",
+        "er",
+        "ll",
+        "hell",
+        "\u2581hello",
+        "\u2581\u2581",
+        "ing",
+        "ello",
+    ]
     scores = [-float(i + 1) for i in range(len(merged))] + [-1000.0 - i for i in range(len(pieces))]
     byte_pieces = [f"<0x{value:02X}>" for value in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *byte_pieces, *merged, *pieces]
