@@ -40,6 +40,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.max_concurrent_streams", 16_384),
+    # Calls that arrived faster than we take them. Beyond the first limit grpc cancels some at random, and clients do
+    # not try again after CANCELLED; the scheduler's queue is what refuses, with a time to come back.
+    ("grpc.server.max_pending_requests", 65_536),
+    ("grpc.server.max_pending_requests_hard_limit", 131_072),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.max_metadata_size", 8 << 10),

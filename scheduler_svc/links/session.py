@@ -240,6 +240,7 @@ class SchedulerSession:
 
     def _on_welcome(self, welcome: session_pb2.Welcome) -> None:
         before, self.welcome = self.welcome, welcome
+        self.refused = ""  # that was another scheduler
         if before is not None and before.boot_id != welcome.boot_id:
             logger.warning("scheduler_changed boot_id=%016x live=%d", welcome.boot_id, len(self._streams))
         if not self._is_open:

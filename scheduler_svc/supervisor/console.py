@@ -1,6 +1,7 @@
 """What the operator sees: every child's lines under its name and, on a terminal, one status line that is kept last."""
 
 import os
+import select
 import sys
 import time
 from typing import TextIO
@@ -17,6 +18,12 @@ class Console:
         self.is_terminal = self._stream.isatty()
         self._status = ""
         self._start = time.monotonic()
+        self._num_dropped = 0
+        self._descriptor = _descriptor(self._stream)
+        # A pipe that is ready takes PIPE_BUF bytes without waiting.
+        self._poll = select.poll()
+        if self._descriptor is not None:
+            self._poll.register(self._descriptor, select.POLLOUT)
 
     @property
     def elapsed_s(self) -> float:
@@ -51,7 +58,30 @@ class Console:
 
     def _write(self, text: str) -> None:
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            if self._descriptor is None:
+                self._stream.write(text)
+                self._stream.flush()
+            else:
+                self._write_without_waiting(self._descriptor, text)
         except (OSError, ValueError):  # the reader of our output is gone
             self._status = ""
+
+    def _write_without_waiting(self, descriptor: int, text: str) -> None:
+        """What cannot leave at once is dropped: a reader that stands still must not hold up restarts and drains."""
+        if self._num_dropped:
+            text = f"\n({self._num_dropped} lines were dropped: nobody read them)\n{text}"
+        data = text.encode(errors="replace")
+        for start in range(0, len(data), select.PIPE_BUF):
+            if not self._poll.poll(0):
+                self._num_dropped += 1
+                return
+            os.write(descriptor, data[start : start + select.PIPE_BUF])
+        self._num_dropped = 0
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """None: the stream is a thing of Python alone."""
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None

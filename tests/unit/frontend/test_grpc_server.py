@@ -233,3 +233,10 @@ def test_metrics_in_multiprocess_mode(tmp_path):
     assert 'stepwire_frontend_requests_total{finish_reason="stop"} 1.0' in text
     assert "stepwire_frontend_active_streams 1.0" in text
     assert 'stepwire_frontend_inter_token_seconds_bucket{le="0.001"} 4.0' in text
+
+
+async def test_a_burst_of_calls_is_taken_whole(tmp_path):
+    """grpc's own default cancels calls at random when more than a thousand wait to be taken."""
+    async with rig(tmp_path) as r:
+        loads = await asyncio.gather(*(r.stub.GetLoad(pb.GetLoadRequest()) for _ in range(4000)))
+        assert {load.num_frontends for load in loads} == {8}

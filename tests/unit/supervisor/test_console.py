@@ -1,4 +1,6 @@
 import io
+import os
+import select
 
 from scheduler_svc.supervisor.console import Console
 from scheduler_svc.supervisor.model import ConsoleProgress
@@ -48,3 +50,23 @@ def test_slow_work_begins_and_ends_with_a_line():
     first, last = stream.getvalue().splitlines()
     assert first == "model      │ fetching …"
     assert last.startswith("model      │ fetching: done in 0.")
+
+
+def test_a_reader_that_stands_still_holds_nothing_up_and_hears_of_what_it_missed():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream, os.fdopen(reading, "rb", buffering=0) as reader:
+        console = Console(stream)
+        for i in range(5000):  # far more than a pipe holds
+            console.line("executor", f"{i} {'x' * 100}")
+        heard = reader.read(1 << 20)
+        assert heard.startswith(b"executor   \xe2\x94\x82 0 xxx")
+        while select.select([reader], [], [], 0)[0]:
+            heard += reader.read(1 << 20)
+        num_heard = heard.count(b"\n")
+        assert 0 < num_heard < 5000
+        console.line("executor", "the last")
+        tail = reader.read(1 << 20).decode()
+        assert f"({5000 - num_heard} lines were dropped" in tail
+        assert tail.endswith("the last\n")
+        console.line("executor", "one more")
+        assert b"dropped" not in reader.read(1 << 20)
