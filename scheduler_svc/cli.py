@@ -36,7 +36,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     shown = f" [{option.default}]" if option.default else ""
     help_text = f"{option.help}{shown}"
     if option.kind == "flag":
-        declared = typer.Option(f"--{option.name}/--{option.off_name}", help=help_text)
+        names = [f"--{option.name}/--{option.off_name}", *([f"-{option.short}"] if option.short else [])]
+        declared = typer.Option(*names, help=help_text)
         return _keyword(option.key, Annotated[bool | None, declared])
     metavar = option.kind if "|" in option.kind else option.kind.upper()
     return _keyword(
