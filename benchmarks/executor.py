@@ -25,8 +25,8 @@ import torch
 from executor_svc.kv_cache import KVPool
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.load import load_model
 from executor_svc.model.native_decoder import NativeDecoder
-from executor_svc.model.weights import load_model
 
 DTYPES: dict[str, Any] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": "int8"}
 
@@ -38,7 +38,7 @@ class Bench:
         self.config = config = ModelConfig.from_directory(path)
         begin = time.perf_counter()
         self.decoder = load_model(
-            path, config, dtype=DTYPES[dtype], num_threads=options.threads, native=not options.torch
+            path, config, dtype=DTYPES[dtype], num_threads=options.threads, use_native=not options.torch
         )
         self.load_s = time.perf_counter() - begin
         self.clock = time.thread_time if options.cpu_time else time.perf_counter

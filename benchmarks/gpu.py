@@ -29,8 +29,9 @@ def main() -> int:
         print("no CUDA device: use --dry to check the script itself", file=sys.stderr)
         return 1
     from benchmarks import gpu_sections
+    from benchmarks.gpu_bench import Bench
 
-    bench = gpu_sections.Bench(dry=options.dry)
+    bench = Bench(dry=options.dry)
     unknown = set(options.only) - set(gpu_sections.SECTIONS)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(gpu_sections.SECTIONS)}")

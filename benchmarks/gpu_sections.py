@@ -1,13 +1,12 @@
 """The sections of `benchmarks.gpu`: each measures one kind of kernel and adds rows to the bench."""
 
-import platform
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-import triton
 
+from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_step import decode_step
 from kernels import reference
 from kernels.attention_decode import DecodeWorkspace, decode_attention, num_splits
@@ -21,39 +20,6 @@ from kernels.sample import CANDIDATES, sample
 LLAMA_8B, SMOLLM = (32, 8, 128), (9, 3, 64)  # Hq, Hkv, D
 BLOCK_SIZE = 16
 TOLERANCE = 1e-2  # relative, bfloat16 against float64
-
-
-class Bench:
-    """Where results go, and how time is taken."""
-
-    def __init__(self, *, dry: bool) -> None:
-        self.dry = dry
-        self.device = "cpu" if dry else "cuda"
-        # The bare interpreter cannot compute bfloat16.
-        self.dtype = torch.float16 if dry else torch.bfloat16
-        self.rows: list[dict] = []
-        self.copy_rate = self.matmul_rate = float("nan")
-        torch.manual_seed(0)
-
-    def machine(self) -> dict[str, str]:
-        device = "interpreter" if self.dry else torch.cuda.get_device_name()
-        return {"device": device, "torch": torch.__version__, "triton": triton.__version__, "host": platform.machine()}
-
-    def add(self, section: str, what: str, **figures: object) -> None:
-        self.rows.append({"section": section, "what": what, **figures})
-
-    def seconds(self, call: Callable[[], object]) -> float:
-        """Median time of one call; nan in a dry run, where it is made once."""
-        if self.dry:
-            call()
-            return float("nan")
-        return triton.testing.do_bench(call, warmup=10, rep=60, return_mode="median") / 1e3
-
-    def pick(self, real: list, dry: list) -> list:
-        return dry if self.dry else real
-
-    def random(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=self.device, dtype=self.dtype)
 
 
 def ceilings(bench: Bench) -> None:

@@ -1,10 +1,10 @@
 """A whole decode step of an 8B-shaped model with random weights: eager, recorded, and against its memory roofline."""
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.gpu_bench import Bench
 from executor_svc.backends.cuda import CudaBackend, decode_layout, kv_block_bytes, make_kv
 from executor_svc.backends.cuda_decoder import TritonDecoder
 from executor_svc.backends.cuda_step import StepTensors
@@ -13,9 +13,6 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.weights import LayerWeights, LinearWeights, WeightSource
 from kernels.attention_decode import num_splits
 from protos.stepwire.wire.v1 import step_pb2
-
-if TYPE_CHECKING:
-    from benchmarks.gpu_sections import Bench
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -84,7 +81,7 @@ class RandomWeights(WeightSource):
         """Nothing was opened."""
 
 
-def make_backend(bench: "Bench", rows: int, length: int) -> CudaBackend:
+def make_backend(bench: Bench, rows: int, length: int) -> CudaBackend:
     config = ModelConfig.from_dict(TINY if bench.dry else LLAMA_8B)
     device = torch.device(bench.device)
     decoder = TritonDecoder(RandomWeights(config, bench.device, bench.dtype), dtype=bench.dtype, device=device)
@@ -100,7 +97,7 @@ def make_backend(bench: "Bench", rows: int, length: int) -> CudaBackend:
     return CudaBackend(decoder, kv, geometry, step_pb2.ModelIdentity(), bench.device)
 
 
-def decode_step(bench: "Bench") -> None:
+def decode_step(bench: Bench) -> None:
     length = 32 if bench.dry else 2048
     most = 2 if bench.dry else 128
     backend = make_backend(bench, most, length)

@@ -14,38 +14,20 @@ from executor_svc.errors import StartupError
 
 PREFIX = "STEPWIRE_"
 
-# Variables of the other services: one environment may be shared by all of them.
-OTHER_SERVICES = frozenset(
-    PREFIX + name
-    for name in [
-        "SERVED_MODEL_NAME",
-        "HOST",
-        "PORT",
-        "FRONTENDS",
-        "MAX_WAITING",
-        "MAX_WAITING_TOKENS",
-        "POLICY",
-        "PIPELINE_DEPTH",
-        "PREFIX_CACHING",
-        "ENABLE_PREFIX_CACHING",
-        "DRAIN_TIMEOUT",
-        "TLS_CERT",
-        "TLS_KEY",
-        "TLS_CLIENT_CA",
-        "API_KEYS",
-        "METRICS_HOST",
-        "METRICS_PORT",
-        "JOURNAL",
-        "RUNTIME_DIR",
-        "CACHE",
-        "BIND_FRONTEND",
-        "BIND_EXECUTOR",
-        "BIND_BEAT",
-        "FRONTEND",
-        "CURVE_CLIENTS",
-        "LOG_LEVEL",
-    ]
+# Read by one service or another: one environment may serve them all. A test holds this to the scheduler's own list.
+# fmt: off
+_NAMES = (
+    "API_KEYS", "BACKEND", "BIND_BEAT", "BIND_EXECUTOR", "BIND_FRONTEND", "BLOCK_SIZE", "CACHE", "CONNECT",
+    "CONNECT_BEAT", "CURVE_CLIENTS", "CURVE_SECRET", "CURVE_SERVER", "DRAIN_TIMEOUT", "DTYPE",
+    "ENABLE_PREFIX_CACHING", "FENCE_EXIT", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE",
+    "JOURNAL", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS",
+    "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT", "MODEL",
+    "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESUME_LIMIT", "RUNTIME_DIR",
+    "SERVED_MODEL_NAME", "STEP_TIMEOUT", "SIM_KV_US", "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "THREADS",
+    "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY",
 )
+# fmt: on
+KNOWN_VARIABLES = frozenset(PREFIX + name for name in _NAMES)
 
 
 class BackendChoice(StrEnum):
@@ -117,7 +99,7 @@ def parse_bytes(text: str) -> int:
 
 def check_environment(own: frozenset[str]) -> None:
     """A misspelt variable would be ignored silently."""
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in own | OTHER_SERVICES)
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in own | KNOWN_VARIABLES)
     if unknown:
         raise StartupError(f"unknown variable {unknown[0]}: see --help for the STEPWIRE_* variables of each option")
 

@@ -42,6 +42,8 @@ HIGH_WATER_MARK = 8
 HELLO_EVERY_S = 1.0
 BEAT_EVERY_S = 0.5
 POLL_EVERY_S = 0.1
+# While nobody is connected: how soon the hello is tried again.
+SEEK_EVERY_S = 0.02
 # sysexits' EX_SOFTWARE: the device hangs, only a new process helps.
 EXIT_HUNG = 70
 
@@ -114,14 +116,16 @@ class ExecutorLink:
         """The next thing to do, in order. None: stopped, or nothing came within `timeout_s` (None: no limit)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._stopping:
-            wait_s = POLL_EVERY_S if deadline is None else min(POLL_EVERY_S, max(0.0, deadline - time.monotonic()))
+            self._look_around()
+            wait_s = POLL_EVERY_S if self._state.serving else SEEK_EVERY_S
+            if deadline is not None:
+                wait_s = min(wait_s, max(0.0, deadline - time.monotonic()))
             if self._socket.poll(round(wait_s * 1000)):
                 event = self._take()
                 if event is not None:
                     return event
             elif deadline is not None and time.monotonic() >= deadline:
                 return None
-            self._look_around()
         return None
 
     def send_result(self, result: step_pb2.StepResult) -> None:
@@ -203,11 +207,10 @@ class ExecutorLink:
         self._next_hello = 0.0
 
     def _send(self, frame: bytes) -> bool:
-        """Never blocks. A frame that cannot leave finds nobody to read it: the heartbeat tells the rest."""
+        """Never blocks. False: nobody is there to read it; the heartbeat tells the rest."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
-            logger.debug("frame_not_sent bytes=%d", len(frame))
             return False
         return True
 

@@ -6,6 +6,7 @@ import sys
 import typer
 
 from scheduler_svc import config as options
+from scheduler_svc import entry
 from scheduler_svc.errors import StartupError
 from scheduler_svc.process import run_scheduler
 
@@ -66,13 +67,5 @@ def start_logging(level: str) -> None:
     logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
 
 
-def main() -> None:
-    try:
-        app()
-    except StartupError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit(entry.run(app, "python -m scheduler_svc"))

@@ -15,8 +15,8 @@ from executor_svc.kv_cache import KVPool
 from executor_svc.memory import available_memory
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
+from executor_svc.model.load import load_model
 from executor_svc.model.native import has_fast_bf16
-from executor_svc.model.weights import load_model
 from executor_svc.sampler import Sampler
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2

@@ -1,24 +1,17 @@
-"""From a model directory to a decoder ready to run.
+"""A checkpoint's parameters in the decoder's own arrangement.
 
-`WeightSource` gives a model's parameters layer by layer in the decoder's own arrangement (projections fused, biases
-zero-filled, norm offsets added), whatever the checkpoint calls them; `load_model` picks the decoder that runs them best
-on this machine. Nothing is ever unpickled and no code of the model's directory runs.
+`WeightSource` gives them layer by layer (projections fused, biases zero-filled, norm offsets added), whatever the
+checkpoint calls them. It knows no decoder. Nothing is ever unpickled and no code of the model's directory runs.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from executor_svc.errors import StartupError
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
-
-if TYPE_CHECKING:
-    from executor_svc.model.decoder import Decoder
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
 
@@ -172,40 +165,3 @@ def fuse(parts: list[LinearWeights]) -> LinearWeights:
         return LinearWeights(weight)
     biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
     return LinearWeights(weight, torch.cat(biases))
-
-
-def load_model(
-    path: str | Path,
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype | Literal["auto", "int8"] = "auto",
-    progress: Progress | None = None,
-    num_threads: int = 0,
-    cache_dir: Path | None = None,
-    native: bool = True,
-) -> "Decoder":
-    """The decoder for the model in `path`, on the CPU.
-
-    dtype "auto" is bfloat16 where the CPU multiplies it and float32 elsewhere. `num_threads` 0 means every core this
-    process may use. The compiled engine is kept in `cache_dir`. `native` False forces torch.
-    """
-    from executor_svc.model import native as engines
-    from executor_svc.model import native_decoder
-    from executor_svc.model.decoder import TorchDecoder
-
-    if dtype == "auto":
-        dtype = torch.bfloat16 if engines.has_fast_bf16() else torch.float32
-    num_threads = num_threads or len(os.sched_getaffinity(0))
-    kinds = {torch.float32: engines.F32, torch.bfloat16: engines.BF16, "int8": engines.INT8}
-    reason = "not wanted" if not native else native_decoder.unsupported(config)
-    if reason is None and dtype not in kinds:
-        reason = f"{dtype} weights"
-    engine = reason or engines.load_engine(cache_dir, num_threads)
-    source = WeightSource(Checkpoint(path), config)
-    if not isinstance(engine, str):
-        return native_decoder.NativeDecoder(
-            source, engine, kind=kinds[dtype], num_threads=num_threads, progress=progress
-        )
-    decoder = TorchDecoder(source, dtype=torch.bfloat16 if dtype == "int8" else dtype, progress=progress)
-    decoder.description += f" (no native engine: {engine})"
-    return decoder

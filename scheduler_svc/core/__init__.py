@@ -3,12 +3,10 @@
 Two facts shape everything.
 
 1. The executor runs plans strictly in order. So a block given back may be handed out again at once, in the next plan:
-its
-   new owner's writes come after its old owner's reads. A prompt's block may be named in the prefix index as soon as the
-   step that computes it is planned: whoever hits it reads later. And plan k + 1 is sent before result k is read.
+   its new owner's writes come after its old owner's reads. A prompt's block may be named in the prefix index as soon as
+   the step that computes it is planned: whoever hits it reads later. And plan k + 1 is sent before result k is read.
 2. A decode step changes one number per sequence, the same way. So running sequences are columns (rows.py), a step is a
-few
-   array operations, and Python looks only at rows that cross a block boundary, stop, join or leave.
+   few array operations, and Python looks only at rows that cross a block boundary, stop, join or leave.
 
 The life of a sequence (sequence.py has the states):
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 import uvloop
 
+from scheduler_svc import entry
 from scheduler_svc.config import KNOWN_VARIABLES, check_environment, endpoints
 from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend import config as options
@@ -85,13 +86,5 @@ async def _serve(config: options.FrontendConfig, directory: Path, files: ModelFi
     await serve(config, service, session)
 
 
-def main() -> None:
-    try:
-        app()
-    except StartupError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit(entry.run(app, "python -m scheduler_svc.frontend"))

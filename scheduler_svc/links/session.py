@@ -356,7 +356,7 @@ class SchedulerSession:
 
     def _flush(self) -> None:
         try:
-            while self._outbox:
+            while self._outbox and self._is_connected:
                 self._socket.send(self._outbox[0], zmq.NOBLOCK)
                 self._outbox.popleft()
         except zmq.Again:

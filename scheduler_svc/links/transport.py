@@ -120,8 +120,9 @@ class Wire:
     def dealer(self, high_water_mark: int) -> zmq.Socket:
         """Not connected yet, so that whoever wants to can monitor it from its first moment."""
         socket = self._socket(zmq.DEALER, high_water_mark)
-        # Nothing is queued for a peer that is not there: its successor must not get it.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
+        # With IMMEDIATE, libzmq drops what has arrived but is not read yet when the connection ends: the last tokens of
+        # a scheduler that drains. Without it, whoever uses this socket must send only while it is connected.
+        socket.setsockopt(zmq.IMMEDIATE, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         return socket

@@ -97,7 +97,6 @@ def test_curve_lets_known_keys_in_and_nobody_else(tmp_path):
     ):
         wires.append(Wire(security))
         dealer = wires[-1].dealer(8)
-        dealer.setsockopt(zmq.IMMEDIATE, 0)
         wires[-1].connect(dealer, endpoint)
         dealer.send(str(len(wires)).encode())
     assert socket.poll(20_000)

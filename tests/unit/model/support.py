@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.load import load_model
 from executor_svc.model.native_decoder import NativeDecoder
-from executor_svc.model.weights import load_model
 
 torch.set_num_threads(1)
 
@@ -49,7 +49,7 @@ def make_model(directory: Path, model_type: str, **overrides: Any):
 
 def load_decoders(directory: Path, config: ModelConfig) -> dict:
     """The float32 decoders of a model: torch's, and the native one where it can run."""
-    decoders = {"torch": load_model(directory, config, dtype=torch.float32, native=False)}
+    decoders = {"torch": load_model(directory, config, dtype=torch.float32, use_native=False)}
     native = load_model(directory, config, dtype=torch.float32, num_threads=2)
     if isinstance(native, NativeDecoder):
         decoders["native"] = native

@@ -56,3 +56,12 @@ def test_bounds_are_the_same_on_both_sides(part):
         if part in option.parts and option.in_service and option.kind in ("int", "float"):
             info = theirs[f"--{option.name}"]
             assert (info.min, info.max) == (option.low, option.high), option.name
+
+
+def test_every_service_knows_the_variables_of_the_others():
+    executor = importlib.import_module("executor_svc.config")
+    scheduler = importlib.import_module("scheduler_svc.config")
+    assert executor.KNOWN_VARIABLES == scheduler.KNOWN_VARIABLES
+    for part in MODULES:
+        variables = {info.envvar for info in parameters(part).values() if info.envvar}
+        assert variables - scheduler.KNOWN_VARIABLES == set()

@@ -1,0 +1,46 @@
+"""From a model directory to the decoder that runs it best on this machine: the native engine, else torch."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from executor_svc.model import native
+from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.decoder import Decoder, TorchDecoder
+from executor_svc.model.native_decoder import NativeDecoder, unsupported
+from executor_svc.model.weights import Progress, WeightSource
+
+_KINDS = {torch.float32: native.F32, torch.bfloat16: native.BF16, "int8": native.INT8}
+
+
+def load_model(
+    path: str | Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype | Literal["auto", "int8"] = "auto",
+    progress: Progress | None = None,
+    num_threads: int = 0,
+    cache_dir: Path | None = None,
+    use_native: bool = True,
+) -> Decoder:
+    """The decoder for the model in `path`, on the CPU.
+
+    dtype "auto" is bfloat16 where the CPU multiplies it and float32 elsewhere. `num_threads` 0 means every core this
+    process may use. The compiled engine is kept in `cache_dir`. `use_native` False forces torch.
+    """
+    if dtype == "auto":
+        dtype = torch.bfloat16 if native.has_fast_bf16() else torch.float32
+    num_threads = num_threads or len(os.sched_getaffinity(0))
+    reason = "not wanted" if not use_native else unsupported(config)
+    if reason is None and dtype not in _KINDS:
+        reason = f"{dtype} weights"
+    engine = reason or native.load_engine(cache_dir, num_threads)
+    source = WeightSource(Checkpoint(path), config)
+    if not isinstance(engine, str):
+        return NativeDecoder(source, engine, kind=_KINDS[dtype], num_threads=num_threads, progress=progress)
+    decoder = TorchDecoder(source, dtype=torch.bfloat16 if dtype == "int8" else dtype, progress=progress)
+    decoder.description += f" (no native engine: {engine})"
+    return decoder

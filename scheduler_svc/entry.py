@@ -1,0 +1,26 @@
+"""How a service's command line begins and ends: a fault at the start, however it was found, is one line and status 1.
+
+Knows nothing of the services. A supervisor shows that line as the reason why nothing runs.
+"""
+
+import sys
+from typing import Any
+
+import typer
+
+from scheduler_svc.errors import StartupError
+
+# The root of every complaint about the command line, whether typer brings its own click or uses the installed one.
+UsageError: Any = typer.BadParameter.__base__
+
+
+def run(app: typer.Typer, name: str, arguments: list[str] | None = None) -> int:
+    """The exit status of `app`, a single command."""
+    try:
+        return typer.main.get_command(app).main(arguments, prog_name=name, standalone_mode=False) or 0
+    except StartupError as error:
+        reason = str(error)
+    except UsageError as error:
+        reason = error.format_message()
+    print(f"stepwire: {reason}", file=sys.stderr)
+    return 1
