@@ -19,7 +19,7 @@ from scheduler_svc.links.session import SchedulerSession
 from scheduler_svc.links.transport import Security
 from scheduler_svc.models.store import fingerprint, resolve_model
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -20,7 +20,13 @@ from typing import Any
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor import ports, ready
 from scheduler_svc.supervisor.child import ChildSpec, Report
-from scheduler_svc.supervisor.config import DEFAULT_METRICS_PORT, DEFAULT_PORT, ServeConfig, child_environment, runtime_root
+from scheduler_svc.supervisor.config import (
+    DEFAULT_METRICS_PORT,
+    DEFAULT_PORT,
+    ServeConfig,
+    child_environment,
+    runtime_root,
+)
 from scheduler_svc.supervisor.console import Console
 from scheduler_svc.supervisor.model import ResolvedModel
 from scheduler_svc.supervisor.options import EXECUTOR, FRONTEND, SCHEDULER

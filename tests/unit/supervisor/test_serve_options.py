@@ -11,7 +11,7 @@ FROZEN = (
     *("model", "served-model-name", "host", "port", "frontends", "backend", "dtype", "kv-dtype", "block-size"),
     *("num-blocks", "kv-memory", "gpu-memory-utilization", "max-model-len", "max-num-seqs", "max-num-batched-tokens"),
     *("max-waiting", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout", "tls-cert", "tls-key"),
-    *("tls-client-ca", "api-keys", "metrics-port", "journal", "ready-file"),
+    *("tls-client-ca", "api-keys", "metrics-port", "journal", "ready-file", "verbose"),
 )
 
 
