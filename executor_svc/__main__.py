@@ -30,7 +30,7 @@ EXIT_LINK_LOST = 75  # the scheduler or the parent is gone, and the operator wan
 # The root of every complaint about the command line, whether typer brings its own click or uses the installed one.
 UsageError: Any = typer.BadParameter.__base__
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def option(name: str, text: str, **bounds: object) -> typer.models.OptionInfo:
@@ -97,12 +97,12 @@ def main(
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit status. One line says why it is not 0."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     prepare_environment()
     command = typer.main.get_command(app)
     try:
         check_environment(frozenset(str(parameter.envvar) for parameter in command.params if parameter.envvar))
-        return command.main(arguments, prog_name="python -m executor_svc", standalone_mode=False) or 0
+        return command.main(arguments, prog_name="stepwire executor", standalone_mode=False) or 0
     except (StartupError, Refused) as error:
         print(f"stepwire executor: {error}", file=sys.stderr)
         return EXIT_STARTUP

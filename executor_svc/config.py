@@ -24,7 +24,7 @@ _NAMES = (
     "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT", "MODEL",
     "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESUME_LIMIT", "RUNTIME_DIR",
     "SERVED_MODEL_NAME", "STEP_TIMEOUT", "SIM_KV_US", "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "THREADS",
-    "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY",
+    "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY", "VERBOSE",
 )
 # fmt: on
 KNOWN_VARIABLES = frozenset(PREFIX + name for name in _NAMES)
@@ -83,12 +83,12 @@ class ExecutorConfig:
     threads: int | None = None
 
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def parse_bytes(text: str) -> int:
     """ "1.5GiB", "800MB", "4g", "123456" -> bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
     if match is None:
         raise StartupError(f"--kv-memory {text!r} is not a size: write it like 512MiB or 4GiB")
     size = int(float(match[1]) * _UNITS[match[2] or ""])
@@ -101,7 +101,7 @@ def check_environment(own: frozenset[str]) -> None:
     """A misspelt variable would be ignored silently."""
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in own | KNOWN_VARIABLES)
     if unknown:
-        raise StartupError(f"unknown variable {unknown[0]}: see --help for the STEPWIRE_* variables of each option")
+        raise StartupError(f"unknown environment variable {unknown[0]}: unset it, --help names the STEPWIRE_ variables")
 
 
 def prepare_environment() -> None:

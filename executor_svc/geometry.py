@@ -53,7 +53,7 @@ def size_pool(
     max_model_len = sizes.max_model_len or max_position
     if max_model_len > max_position:
         raise StartupError(
-            f"--max-model-len {max_model_len} is beyond the {max_position} tokens the model was made for"
+            f"--max-model-len {max_model_len} is beyond what the model was made for: choose at most {max_position}"
         )
     per_block = block_bytes(block_size)
     if sizes.num_blocks is not None:

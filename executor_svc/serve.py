@@ -38,9 +38,10 @@ def hello_of(backend: Backend) -> step_pb2.ExecutorHello:
 
 def describe(backend: Backend) -> str:
     geometry, model = backend.geometry, backend.identity
+    where = backend.name if backend.device == backend.name else f"{backend.name} ({backend.device})"
     return (
-        f"{model.architecture} in {model.dtype} on {backend.name} ({backend.device}): {geometry.num_blocks} blocks of "
-        f"{geometry.block_size} tokens, up to {geometry.max_num_seqs} sequences of {geometry.max_model_len} tokens"
+        f"{model.architecture} in {model.dtype} on {where}: {geometry.num_blocks} blocks of {geometry.block_size} "
+        f"tokens, {geometry.max_num_seqs} sequences of {geometry.max_model_len}"
     )
 
 

@@ -10,7 +10,7 @@ from scheduler_svc import entry
 from scheduler_svc.errors import StartupError
 from scheduler_svc.process import run_scheduler
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
@@ -68,4 +68,4 @@ def start_logging(level: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(entry.run(app, "python -m scheduler_svc"))
+    raise SystemExit(entry.run(app, "stepwire scheduler"))

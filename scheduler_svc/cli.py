@@ -6,6 +6,7 @@ A StartupError is one line on stderr and exit status 1; anything else that escap
 import inspect
 import os
 import sys
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,6 @@ from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor.options import OPTIONS, Option
 
 app = typer.Typer(
-    help="LLM inference over gRPC: a CPU-only scheduler, an executor with the device, stateless frontends.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -31,12 +31,28 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"stepwire {version('stepwire')}")
+        raise typer.Exit
+
+
+@app.callback()
+def stepwire(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """LLM inference over gRPC: a CPU-only scheduler, an executor with the device, stateless frontends."""
+
+
 def _parameter(option: Option) -> inspect.Parameter:
     """Values stay text here: the configuration checks them, whether they come from here or from the environment."""
     shown = f" [{option.default}]" if option.default else ""
     help_text = f"{option.help}{shown}"
     if option.kind == "flag":
-        declared = typer.Option(f"--{option.name}/--{option.off_name}", help=help_text)
+        names = [f"--{option.name}/--{option.off_name}", *([f"-{option.short}"] if option.short else [])]
+        declared = typer.Option(*names, help=help_text)
         return _keyword(option.key, Annotated[bool | None, declared])
     metavar = option.kind if "|" in option.kind else option.kind.upper()
     return _keyword(
@@ -49,8 +65,9 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def serve(**arguments: str | bool | None) -> None:
-    """Everything on this host, supervised: scheduler, executor and frontends.
+    """Serve a model: every service, on this host.
 
+    Scheduler, executor and frontends are started, watched and, when one dies, started again. Ctrl-C drains.
     Every option can also be an environment variable: --max-waiting is STEPWIRE_MAX_WAITING.
     """
     from scheduler_svc.supervisor.config import read_serve_config
@@ -73,19 +90,19 @@ def _become(module: str, arguments: list[str]) -> None:
 
 @app.command(context_settings=PASS_ON)
 def frontend(context: typer.Context) -> None:
-    """One frontend, for containers and other hosts (--help: its options)."""
+    """One frontend alone (containers, other hosts)."""
     _become("scheduler_svc.frontend", context.args)
 
 
 @app.command(context_settings=PASS_ON)
 def scheduler(context: typer.Context) -> None:
-    """The scheduler alone (--help: its options)."""
+    """The scheduler alone."""
     _become("scheduler_svc", context.args)
 
 
 @app.command(context_settings=PASS_ON)
 def executor(context: typer.Context) -> None:
-    """One executor alone (--help: its options)."""
+    """One executor alone."""
     _become("executor_svc", context.args)
 
 
@@ -188,7 +205,10 @@ def bench(
     slo: Annotated[str, typer.Option("--slo", help='Objectives in ms for goodput: "ttft:500 itl:50".')] = "",
     json_file: Annotated[str, typer.Option("--json", help="Write every figure and request here.")] = "",
 ) -> None:
-    """Load and figures: throughput, TTFT, ITL, TPOT, E2E, goodput; several targets side by side."""
+    """Put load on frontends and measure.
+
+    Throughput, TTFT, ITL, TPOT, E2E and goodput; several targets side by side, with ratios.
+    """
     from pathlib import Path
 
     from scheduler_svc.client.bench import Bench
@@ -222,10 +242,12 @@ def health(
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait.")] = 5.0,
 ) -> None:
     """Exit status 0 when the frontend is SERVING."""
-    from scheduler_svc.client.health import status
+    from scheduler_svc.client.health import advice, status
 
     answer = status(address, service, timeout)
     print(answer)
+    if hint := advice(answer, address, service):
+        print(f"stepwire: {hint}", file=sys.stderr)
     raise typer.Exit(0 if answer == "SERVING" else 1)
 
 
@@ -236,7 +258,7 @@ ModelSpec = Annotated[str, typer.Argument(help="A directory, a .gguf file or a h
 
 @model.command()
 def fetch(spec: ModelSpec = "") -> None:
-    """Fetch and convert what serving the model needs, and print its directory."""
+    """Get what serving a model needs; print its directory."""
     from scheduler_svc.models.progress import RichProgress
     from scheduler_svc.models.store import resolve_model
 
@@ -246,16 +268,19 @@ def fetch(spec: ModelSpec = "") -> None:
 @model.command(name="list")
 def list_cached() -> None:
     """The models in the cache: name, size, directory."""
-    from scheduler_svc.models.store import list_models
+    from scheduler_svc.models.store import list_models, models_directory
 
-    for cached in list_models():
+    found = list_models()
+    if not found:
+        print(f"no models in {models_directory()} yet: `stepwire model fetch` gets the default one", file=sys.stderr)
+    for cached in found:
         damaged = "" if cached.whole else "  (damaged: `stepwire model fetch` repairs it)"
         print(f"{cached.name}  {cached.num_bytes / 1e6:.0f} MB  {cached.path}{damaged}")
 
 
 @model.command()
 def path(spec: ModelSpec = "") -> None:
-    """Print the model's directory; exit status 1 when it is not there yet."""
+    """Print a model's directory; status 1: not there yet."""
     from scheduler_svc.models.store import model_path
 
     directory = model_path(spec)

@@ -218,7 +218,7 @@ _NAMES = (
     "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT", "MODEL",
     "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESUME_LIMIT", "RUNTIME_DIR",
     "SERVED_MODEL_NAME", "STEP_TIMEOUT", "SIM_KV_US", "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "THREADS",
-    "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY",
+    "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY", "VERBOSE",
 )
 # fmt: on
 # Read by one service or another: one environment may serve them all. A test compares this with the options there are.

@@ -59,7 +59,12 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
         raise StartupError(f"--kv-dtype {config.kv_dtype} is not offered by the cpu backend: leave it at auto")
     with startup.phase("loading weights"):
         decoder = load_model(
-            config.model, model_config, dtype=dtype, num_threads=num_threads, cache_dir=cache_directory() / "native"
+            config.model,
+            model_config,
+            dtype=dtype,
+            num_threads=num_threads,
+            cache_dir=cache_directory() / "native",
+            notice=startup.note,
         )
     startup.note(decoder.description)
     geometry = size_pool(

@@ -1,6 +1,7 @@
 """From a model directory to the decoder that runs it best on this machine: the native engine, else torch."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -24,12 +25,14 @@ def load_model(
     progress: Progress | None = None,
     num_threads: int = 0,
     cache_dir: Path | None = None,
+    notice: Callable[[str], None] = lambda _: None,
     use_native: bool = True,
 ) -> Decoder:
     """The decoder for the model in `path`, on the CPU.
 
     dtype "auto" is bfloat16 where the CPU multiplies it and float32 elsewhere. `num_threads` 0 means every core this
-    process may use. The compiled engine is kept in `cache_dir`. `use_native` False forces torch.
+    process may use. The compiled engine is kept in `cache_dir`; `notice` hears when it is made. `use_native` False
+    forces torch.
     """
     if dtype == "auto":
         dtype = torch.bfloat16 if native.has_fast_bf16() else torch.float32
@@ -37,7 +40,7 @@ def load_model(
     reason = "not wanted" if not use_native else unsupported(config)
     if reason is None and dtype not in _KINDS:
         reason = f"{dtype} weights"
-    engine = reason or native.load_engine(cache_dir, num_threads)
+    engine = reason or native.load_engine(cache_dir, num_threads, notice)
     source = WeightSource(Checkpoint(path), config)
     if not isinstance(engine, str):
         return NativeDecoder(source, engine, kind=_KINDS[dtype], num_threads=num_threads, progress=progress)

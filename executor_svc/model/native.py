@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +88,10 @@ def has_fast_bf16() -> bool:
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
-def load_engine(cache_dir: Path | None, num_threads: int) -> Engine | str:
-    """The engine, compiled if the cache lacks it, or the reason why there is none."""
+def load_engine(
+    cache_dir: Path | None, num_threads: int, notice: Callable[[str], None] = lambda _: None
+) -> Engine | str:
+    """The engine, compiled if the cache lacks it, or the reason why there is none. `notice` hears of slow work."""
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None:
         return "no C compiler found"
@@ -97,6 +100,7 @@ def load_engine(cache_dir: Path | None, num_threads: int) -> Engine | str:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = directory / f"engine-{_digest(compiler)}.so"
         if not path.exists():
+            notice("compiling the native engine, once on this machine")
             _compile(compiler, path)
         library = ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:

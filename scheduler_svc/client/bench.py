@@ -49,7 +49,9 @@ def bench(plan: Bench) -> list[dict[str, Any]]:
 
 async def _measure(address: str, plan: Bench) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    watched = console.is_terminal
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not watched) as bars:
         meter = Meter(bars)
         async with Target(address, plan.sending, meter.heard) as target:
             model, room = await target.describe()

@@ -21,13 +21,16 @@ A line that ends in \\ goes on in the next one; \"\"\" on a line of its own open
 FENCE = '"""'
 # A request refused for its content leaves the conversation usable; a server that is gone does not.
 FATAL = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
+ANSWER_TIMEOUT_S = 10.0
 Read = Callable[[str], str]
 
 
 def chat(address: str, template: pb.ChatRequest, read: Read, write: Write, *, stats: bool = False) -> None:
     """`template` holds everything but the conversation, and its system message if there is one."""
-    write(HELP + "\n")
     with connect(address) as channel:
+        # Better now than after the first message that nothing answers.
+        model = InferenceServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=ANSWER_TIMEOUT_S)
+        write(f"{model.model} on {address}. {HELP}\n")
         conversation = Conversation(channel, address, template, write, stats)
         while (text := read_message(read, write)) is not None:
             if text.startswith("/") and "\n" not in text:

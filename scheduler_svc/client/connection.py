@@ -21,5 +21,9 @@ def connect(address: str) -> Iterator[grpc.Channel]:
 def explain(error: grpc.RpcError, address: str) -> str:
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
-        return f"nothing answers on {address}: start `stepwire serve`, or name the place with --address HOST:PORT"
+        return nothing_answers(address)
     return f"{address} answered {code.name}: {details}"
+
+
+def nothing_answers(address: str) -> str:
+    return f"nothing answers on {address}: start `stepwire serve`, or name the place with --address HOST:PORT"

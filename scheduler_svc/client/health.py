@@ -3,6 +3,8 @@
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from scheduler_svc.client.connection import nothing_answers
+
 
 def status(address: str, service: str, timeout_s: float) -> str:
     """The health status by name, or the gRPC status when there was no answer."""
@@ -13,3 +15,18 @@ def status(address: str, service: str, timeout_s: float) -> str:
         except grpc.RpcError as error:
             return str(error.code().name)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+
+def advice(answer: str, address: str, service: str) -> str:
+    """What a person can do about an answer that is not SERVING; empty when there is nothing to do."""
+    match answer:
+        case "UNAVAILABLE":
+            return nothing_answers(address)
+        case "DEADLINE_EXCEEDED":
+            return f"{address} did not answer in time: is it a frontend's address?"
+        case "NOT_SERVING":
+            return f"{address} answers, but has no executor: it is starting, restarting or draining"
+        case "NOT_FOUND":
+            return f"{address} has no service {service!r}: leave --service out, or give a full name"
+        case _:
+            return ""

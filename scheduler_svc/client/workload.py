@@ -125,4 +125,4 @@ def _length(draw: random.Random, mean: int, spread: str) -> int:
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise StartupError(f"{name} {value:g} is out of range: {low:g}..{high:g}")
+        raise StartupError(f"{name} {value:,g} is out of range: {low:,.10g} to {high:,.10g}")

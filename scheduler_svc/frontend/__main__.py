@@ -19,7 +19,7 @@ from scheduler_svc.links.session import SchedulerSession
 from scheduler_svc.links.transport import Security
 from scheduler_svc.models.store import fingerprint, resolve_model
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
@@ -87,4 +87,4 @@ async def _serve(config: options.FrontendConfig, directory: Path, files: ModelFi
 
 
 if __name__ == "__main__":
-    raise SystemExit(entry.run(app, "python -m scheduler_svc.frontend"))
+    raise SystemExit(entry.run(app, "stepwire frontend"))

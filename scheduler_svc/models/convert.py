@@ -1,6 +1,7 @@
 """A GGUF file becomes a normal Hugging Face model directory: JSON files and one model.safetensors."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ from scheduler_svc.models.progress import Progress
 from scheduler_svc.models.safetensors_io import write_safetensors
 
 
-def convert_gguf(source: Path, directory: Path, progress: Progress, origin: dict[str, Any]) -> None:
-    """Fills the empty `directory`. Everything is checked before the first byte of weights is written."""
+def convert_gguf(
+    source: Path, directory: Path, progress: Progress, origin: dict[str, Any], *, sampling: Mapping[str, Any] = {}
+) -> None:
+    """Fills the empty `directory`. Everything is checked before the first byte of weights is written.
+
+    `sampling`: the model's defaults, which a GGUF file does not hold.
+    """
     with GgufFile(source) as file:
         config = model_config(file)
-        generation = generation_config(file)
+        generation = generation_config(file) | dict(sampling)
         specs = tensor_specs(file, config)
         tokenizer, tokenizer_config = build_tokenizer(file)
         _write_json(directory / "config.json", config)

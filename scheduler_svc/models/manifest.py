@@ -7,7 +7,7 @@ from typing import Any
 
 NAME = "stepwire.json"
 # Raise it when the same GGUF file would be converted differently: older directories are then made anew.
-CONVERSION = 1
+CONVERSION = 2
 
 
 def write_manifest(directory: Path, origin: dict[str, Any], known: dict[str, str]) -> None:

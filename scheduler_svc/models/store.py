@@ -19,7 +19,7 @@ from typing import Any
 from scheduler_svc.errors import StartupError
 from scheduler_svc.models.atomic import build_once
 from scheduler_svc.models.config import cache_root
-from scheduler_svc.models.default_model import NAME, ORIGIN, default_gguf
+from scheduler_svc.models.default_model import NAME, ORIGIN, SAMPLING, default_gguf
 from scheduler_svc.models.manifest import is_whole, read_manifest
 from scheduler_svc.models.progress import Progress, silent
 from scheduler_svc.models.safetensors_io import check_safetensors
@@ -177,7 +177,7 @@ def _default(progress: Progress) -> Path:
         from scheduler_svc.models.convert import convert_gguf
 
         with default_gguf(directory.parent, progress) as source:
-            convert_gguf(source, directory, progress, ORIGIN)
+            convert_gguf(source, directory, progress, ORIGIN, sampling=SAMPLING)
 
     return _build(default_directory(), build, progress)
 

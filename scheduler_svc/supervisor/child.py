@@ -6,18 +6,22 @@ supervisor dies, however that happens; its ready file belongs to its present lif
 
 import asyncio
 import ctypes
+import logging
 import os
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler_svc.supervisor import ready
+from scheduler_svc.supervisor import log_lines, ready
 
 READY_POLL_S = 0.02
+# What a child said before it died, when that was not shown as it came.
+NUM_KEPT_LINES = 10
 PR_SET_PDEATHSIG = 1
 # How a service says why it cannot start: "stepwire executor: port 1 is taken", "error: ...".
 LAST_WORDS = re.compile(r"(?:stepwire[\w -]*|error): (.+)", re.IGNORECASE)
@@ -39,8 +43,11 @@ class ChildSpec:
 
 
 class Child:
-    def __init__(self, spec: ChildSpec, on_line: Callable[[str, str], None]):
+    """`on_line` hears everything with `verbose`, else all but the routine, of which the last lines are kept."""
+
+    def __init__(self, spec: ChildSpec, on_line: Callable[[str, str], None], *, verbose: bool = False):
         self.spec = spec
+        self.routine_below = logging.NOTSET if verbose else logging.WARNING
         self.report: Report = {}
         self.was_ready = False  # in any of its lives
         self.is_ready = False
@@ -49,6 +56,7 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._last_words = ""
+        self._kept: deque[str] = deque(maxlen=NUM_KEPT_LINES)
         self._started = 0.0
 
     @property
@@ -67,6 +75,7 @@ class Child:
         self.spec.ready_file.unlink(missing_ok=True)
         self.is_ready = False
         self._last_words = self.last_line = ""
+        self._kept.clear()
         self._started = time.monotonic()
         supervisor = os.getpid()
         self._process = await asyncio.create_subprocess_exec(
@@ -131,6 +140,9 @@ class Child:
     def _heard(self, line: str) -> None:
         if not line:
             return
+        if log_lines.is_routine(line, self.routine_below):
+            self._kept.append(line)
+            return
         # Without the frame that some tools draw around an error.
         if text := line.strip(" │╭╮╰╯─"):
             self.last_line = text
@@ -140,6 +152,11 @@ class Child:
             self._last_words = match[1]
             return
         self._on_line(self.spec.name, line)
+
+    def say_kept_lines(self) -> None:
+        """Something is wrong: now the routine may tell how it came about."""
+        while self._kept:
+            self._on_line(self.spec.name, self._kept.popleft())
 
     def _say_last_words(self) -> None:
         if self._last_words:

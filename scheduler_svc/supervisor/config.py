@@ -44,6 +44,7 @@ class ServeConfig:
     drain_timeout_s: float = 30.0
     metrics_port: int | None = None  # None: the default one, or a free one when that is taken
     ready_file: Path | None = None
+    verbose: bool = False
     forwarded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -71,6 +72,7 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
         drain_timeout_s=float(values.get("drain_timeout", 30.0)),
         metrics_port=int(values["metrics_port"]) if "metrics_port" in values else None,
         ready_file=Path(str(values["ready_file"])) if "ready_file" in values else None,
+        verbose=bool(values.get("verbose", False)),
         forwarded={part: tuple(_forwarded(part, values)) for part in (SCHEDULER, EXECUTOR, FRONTEND)},
     )
 
@@ -118,6 +120,9 @@ def _check_together(values: Mapping[str, Value]) -> None:
     port, frontends = int(values.get("port", DEFAULT_PORT)), int(values.get("frontends", 1))
     if port and port + frontends - 1 > 65535:
         raise StartupError(f"--port {port} with --frontends {frontends} would pass port 65535: choose a smaller port")
+    metrics_port = int(values.get("metrics_port", 0))
+    if port and port <= metrics_port < port + frontends:
+        raise StartupError(f"--metrics-port {metrics_port} is one of the frontends' ports: choose another")
 
 
 def _forwarded(part: str, values: Mapping[str, Value]) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-COLOURS = {"scheduler": "36", "executor": "35", "frontend": "32", "serve": "1"}
+COLOURS = {"model": "34", "scheduler": "36", "executor": "35", "frontend": "32", "serve": "1"}
 NAME_WIDTH = 10
 
 

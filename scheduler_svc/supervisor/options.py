@@ -31,6 +31,7 @@ class Option:
     low: float = -math.inf
     high: float = math.inf
     parts: tuple[str, ...] = ()
+    short: str = ""  # a letter
     in_service: bool = True  # False: the name is agreed, no service of this version has it, setting it is refused
 
     @property
@@ -172,4 +173,5 @@ OPTIONS: tuple[Option, ...] = (
         in_service=False,
     ),
     Option("ready-file", "text", "Written once the service answers: addresses and pids, as JSON."),
+    Option("verbose", "flag", "Show every line that the services log; -v for short.", "off", short="v"),
 )

@@ -20,7 +20,13 @@ from typing import Any
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor import ports, ready
 from scheduler_svc.supervisor.child import ChildSpec, Report
-from scheduler_svc.supervisor.config import DEFAULT_METRICS_PORT, ServeConfig, child_environment, runtime_root
+from scheduler_svc.supervisor.config import (
+    DEFAULT_METRICS_PORT,
+    DEFAULT_PORT,
+    ServeConfig,
+    child_environment,
+    runtime_root,
+)
 from scheduler_svc.supervisor.console import Console
 from scheduler_svc.supervisor.model import ResolvedModel
 from scheduler_svc.supervisor.options import EXECUTOR, FRONTEND, SCHEDULER
@@ -52,7 +58,7 @@ def run(config: ServeConfig, resolve: Resolve, launch: Launch = python_module) -
     if config.ready_file:
         _prepare(config.ready_file)
     model = resolve(config.model, console)
-    console.say(f"model {model.name} · {console.elapsed_s:.1f} s")
+    console.line("model", f"{model.name} {console.elapsed_s:.1f} s")
     with _runtime_directory() as directory:
         service = Service(config, console, directory, model, metrics_port, launch)
         return asyncio.run(service.run())
@@ -84,7 +90,13 @@ class Service:
         port = metrics.serve(self.config.host, self.metrics_port)
         self._metrics_url = f"http://{ports.join(ports.reachable(self.config.host), port)}/metrics"
         specs = make_specs(self.config, self.directory, self.model, {metrics.VARIABLE: str(counters)}, self.launch)
-        self._supervisor = Supervisor(specs, self.console.line, on_change=self._changed, on_death=metrics.died)
+        self._supervisor = Supervisor(
+            specs,
+            self.console.line,
+            on_change=self._changed,
+            on_death=metrics.died,
+            verbose=self.config.verbose,
+        )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
@@ -153,10 +165,11 @@ class Service:
 
     def _announcement(self) -> str:
         addresses, name = self._addresses(), self.config.served_model_name or self.model.name
-        target = "" if addresses[0].endswith(":50051") else f" --address {addresses[0]}"
+        target = "" if addresses[0].endswith(f":{DEFAULT_PORT}") else f" --address {addresses[0]}"
+        places = ", ".join(addresses)
         return (
-            f"ready in {self.console.elapsed_s:.1f} s, serving {name} on {', '.join(addresses)}; "
-            f'metrics on {self._metrics_url}; try: stepwire generate{target} "The sea is"'
+            f"ready in {self.console.elapsed_s:.1f} s: {name} on {places}, metrics on {self._metrics_url}\n"
+            f"try: {own_command(sys.argv[0])} chat{target}    (Ctrl-C here ends the service)"
         )
 
     async def _show_status(self) -> None:
@@ -209,6 +222,17 @@ def make_specs(
         name = "frontend" if config.frontends == 1 else f"frontend-{i}"
         specs.append(spec(name, FRONTEND, frontend(port), config.drain_timeout_s + DRAIN_MARGIN_S))
     return specs
+
+
+def own_command(started_as: str) -> str:
+    """How the operator, in the same directory, starts a command of ours: `stepwire` may not be on the path."""
+    path = Path(started_as)
+    if path.name != "stepwire" or not path.is_file():
+        return "stepwire"
+    found = shutil.which("stepwire")
+    if found is not None and Path(found).samefile(path):
+        return "stepwire"
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _prepare(ready_file: Path) -> None:

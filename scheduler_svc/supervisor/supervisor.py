@@ -6,6 +6,7 @@ or says that the fault was in its surroundings, is.
 """
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -29,11 +30,12 @@ class Supervisor:
         on_change: Callable[[], None],
         on_death: Callable[[str, int], None] = lambda name, pid: None,
         policy: Callable[[], RestartPolicy] = RestartPolicy,
+        verbose: bool = False,
     ):
         self._say = say
         self._on_change = on_change
         self._on_death = on_death
-        self.children = [Child(spec, say) for spec in specs]
+        self.children = [Child(spec, say, verbose=verbose) for spec in specs]
         self._policies = {child.spec.name: policy() for child in self.children}
         self._stopping = {child.spec.name: asyncio.Event() for child in self.children}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -53,6 +55,10 @@ class Supervisor:
     async def stop(self, parts: Sequence[str]) -> bool:
         """Ends the children of `parts` one part after the other; False when one had to be killed."""
         clean = True
+        for child in self.children:
+            # That the others go away is no news to those whose turn comes later.
+            if child.spec.part in parts[1:] and child.routine_below:
+                child.routine_below = logging.ERROR
         for part in parts:
             those = [child for child in self.children if child.spec.part == part]
             clean &= all(await asyncio.gather(*(self._stop(child) for child in those)))
@@ -66,10 +72,13 @@ class Supervisor:
     async def _keep(self, child: Child) -> None:
         name, stopping = child.spec.name, self._stopping[child.spec.name]
         while not stopping.is_set():
+            was_ready = child.was_ready
             await child.spawn()
             if stopping.is_set():  # asked while it was being started: there was nobody to signal yet
                 child.signal(signal.SIGKILL)
             if await child.wait_ready():
+                if was_ready:
+                    self._say(name, f"ready again after {child.lived_s:.1f} s")
                 self._on_change()
             status = await child.wait()
             lived_s = child.lived_s
@@ -87,6 +96,7 @@ class Supervisor:
         """How long to wait before it is started again; raises when it should not be."""
         if not child.was_ready and status >= 0 and status != EXIT_TRY_AGAIN:
             raise StartupError(child.why(status))
+        child.say_kept_lines()
         policy = self._policies[child.spec.name]
         delay_s = policy.died(time.monotonic(), lived_s)
         how = describe_status(status)
