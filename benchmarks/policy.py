@@ -83,10 +83,6 @@ def prefixes(base: Setting) -> Rows:
     return sweep("prefix caching", base, prefix_caching=(True, False))
 
 
-def policies(base: Setting) -> Rows:
-    return sweep("policy", base, policy=tuple(Policy))
-
-
 def overload(base: Setting) -> Rows:
     rows: Rows = []
     for max_wait_s in (1.0, None):
@@ -116,7 +112,6 @@ SWEEPS: dict[str, Callable[[Setting], Rows]] = {
     "targets": targets,
     "pools": pools,
     "prefixes": prefixes,
-    "policies": policies,
     "overload": overload,
     "fairness": fairness,
 }
