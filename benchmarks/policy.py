@@ -38,6 +38,7 @@ FAIR_COLUMNS = {
     "small_ttft_p99_s": "p99 s",
     "small_refused": "small refused",
     "small_share_of_tokens": "small's tokens",
+    "served_gap_tokens": "served gap",
     "goodput_per_s": "good/s",
     "refused": "refused",
     "tokens_per_s": "tok/s",
