@@ -38,6 +38,7 @@ FAIR_COLUMNS = {
     "small_ttft_p99_s": "p99 s",
     "small_refused": "small refused",
     "small_share_of_tokens": "small's tokens",
+    "served_gap_tokens": "served gap",
     "goodput_per_s": "good/s",
     "refused": "refused",
     "tokens_per_s": "tok/s",
@@ -83,10 +84,6 @@ def prefixes(base: Setting) -> Rows:
     return sweep("prefix caching", base, prefix_caching=(True, False))
 
 
-def policies(base: Setting) -> Rows:
-    return sweep("policy", base, policy=tuple(Policy))
-
-
 def overload(base: Setting) -> Rows:
     rows: Rows = []
     for max_wait_s in (1.0, None):
@@ -116,7 +113,6 @@ SWEEPS: dict[str, Callable[[Setting], Rows]] = {
     "targets": targets,
     "pools": pools,
     "prefixes": prefixes,
-    "policies": policies,
     "overload": overload,
     "fairness": fairness,
 }

@@ -232,6 +232,7 @@ def simulate(setting: Setting) -> dict[str, float]:
     computed = stats.generation_tokens_total + stats.prompt_tokens_computed_total
     times = np.array(server.served)
     late = times[:, 0] >= warm
+    gap = np.cumsum(times[late, 1] - times[late, 2])
     return {
         "offered_per_s": round(float(judged.sum()) / seconds, 2),
         "goodput_per_s": round(float(good.sum()) / seconds, 2),
@@ -250,6 +251,7 @@ def simulate(setting: Setting) -> dict[str, float]:
         "small_ttft_p50_s": _quantile(ttft[small & ~server.refused], 50),
         "small_ttft_p99_s": _quantile(ttft[small & ~server.refused], 99),
         "small_refused": round(float((server.refused & small).sum() / max(small.sum(), 1)), 4),
+        "served_gap_tokens": int(gap.max() - gap.min()) if len(gap) else 0,
         "small_share_of_tokens": round(float(times[late, 1].sum() / max(times[late, 1:].sum(), 1)), 4),
     }
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.admission import LengthHistogram, peak_tokens
-from scheduler_svc.core.contract import Limits
+from scheduler_svc.core.contract import Limits, Policy
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.registry import Registry
@@ -264,7 +264,10 @@ class Planner:
         )
         sequence.tell(epoch.next_step_id, "admitted to row", sequence.row, placement.num_cached, sequence.num_logged)
         self._registry.admitted(sequence, placement.num_cached, now)
-        self._queue.charge_input(sequence, sequence.num_logged - placement.num_cached)
+        if self._limits.policy is Policy.FAIR:
+            num_expected = int(self._lengths.to_come(np.array([sequence.num_output]))[0])
+            num_expected = min(num_expected, limit - sequence.num_logged)
+            self._queue.charge_admission(sequence, sequence.num_logged - placement.num_cached, num_expected)
         admit = step_pb2.Admit(
             row=sequence.row,
             token_ids=bytes(sequence.log),

@@ -114,22 +114,27 @@ class WaitingQueue:
         """It has finished."""
         sequence.ticket = None
         if self.policy is Policy.FAIR:
-            self.charge_output(sequence, sequence.num_output)
             tenant = sequence.request.tenant
+            self.service[tenant] += (sequence.num_output - sequence.num_charged) * OUTPUT_WEIGHT
             self._num_active[tenant] -= 1
             if not self._num_active[tenant]:
                 del self._num_active[tenant]
                 if len(self.service) > MAX_TENANTS:
                     del self.service[tenant]
 
-    def charge_input(self, sequence: Sequence, num_tokens: int) -> None:
-        if self.policy is Policy.FAIR:
-            self.service[sequence.request.tenant] += num_tokens * INPUT_WEIGHT
+    def charge_admission(self, sequence: Sequence, num_input: int, num_expected: int) -> None:
+        """For the tokens it computes, and in advance for the output it will probably draw: if that were charged as it
+        comes, a tenant would be let in long after it had its share, and then kept out as long. Under FAIR."""
+        self.service[sequence.request.tenant] += num_input * INPUT_WEIGHT
+        self.charge_output(sequence, sequence.num_output + num_expected)
 
     def charge_output(self, sequence: Sequence, num_output: int) -> None:
-        """For its output up to there, under FAIR; at block boundaries, so that it costs nothing between them."""
-        self.service[sequence.request.tenant] += (num_output - sequence.num_charged) * OUTPUT_WEIGHT
-        sequence.num_charged = num_output
+        """For its output up to there, under FAIR, as far as it was not charged; at block boundaries, so that it costs
+        nothing between them. What was charged in vain is given back when it departs."""
+        num_more = num_output - sequence.num_charged
+        if num_more > 0:
+            self.service[sequence.request.tenant] += num_more * OUTPUT_WEIGHT
+            sequence.num_charged = num_output
 
     def check(self) -> None:
         for heap in self._heaps.values():

@@ -80,7 +80,7 @@ class Sequence:
     # Hashes of the full blocks of `log`, made when needed; behind `log` after it has grown.
     keys: bytes | None = None
 
-    # Output tokens its tenant was charged for.
+    # Output tokens its tenant was charged for, some of them in advance.
     num_charged: int = 0
     started: bool = False
     num_cached_tokens: int = 0
