@@ -19,14 +19,14 @@ from benchmarks.config import quiet_threads
 
 quiet_threads()
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import torch
 
-from executor_svc.kv_cache import KVPool  # noqa: E402
-from executor_svc.model import native  # noqa: E402
-from executor_svc.model.config import ModelConfig  # noqa: E402
-from executor_svc.model.native_decoder import NativeDecoder  # noqa: E402
-from executor_svc.model.load import load_model  # noqa: E402
+from executor_svc.kv_cache import KVPool
+from executor_svc.model import native
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.load import load_model
+from executor_svc.model.native_decoder import NativeDecoder
 
 DTYPES: dict[str, Any] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": "int8"}
 

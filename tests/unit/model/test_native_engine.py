@@ -9,8 +9,8 @@ import torch
 
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.native_decoder import NativeDecoder
 from executor_svc.model.load import load_model
+from executor_svc.model.native_decoder import NativeDecoder
 from tests.unit.model.support import Driver, Row, check_against, make_model, prompt
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
