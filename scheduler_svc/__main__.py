@@ -68,4 +68,4 @@ def start_logging(level: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(entry.run(app, "python -m scheduler_svc"))
+    raise SystemExit(entry.run(app, "stepwire scheduler"))

@@ -87,4 +87,4 @@ async def _serve(config: options.FrontendConfig, directory: Path, files: ModelFi
 
 
 if __name__ == "__main__":
-    raise SystemExit(entry.run(app, "python -m scheduler_svc.frontend"))
+    raise SystemExit(entry.run(app, "stepwire frontend"))

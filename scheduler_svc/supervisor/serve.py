@@ -166,8 +166,9 @@ class Service:
     def _announcement(self) -> str:
         addresses, name = self._addresses(), self.config.served_model_name or self.model.name
         target = "" if addresses[0].endswith(f":{DEFAULT_PORT}") else f" --address {addresses[0]}"
+        places = ", ".join(addresses)
         return (
-            f"ready in {self.console.elapsed_s:.1f} s: {name} on {', '.join(addresses)}, metrics on {self._metrics_url}\n"
+            f"ready in {self.console.elapsed_s:.1f} s: {name} on {places}, metrics on {self._metrics_url}\n"
             f"try: {own_command(sys.argv[0])} chat{target}    (Ctrl-C here ends the service)"
         )
 

@@ -41,7 +41,11 @@ def main() -> int:
     partial.replace(ready_file)
     print(f"arguments {' '.join(arguments)}")
     print("variables", *sorted(name for name in os.environ if name.startswith(("STEPWIRE_", "PROMETHEUS_"))))
+    print("2026-01-01 00:00:00,000 INFO fake routine", file=sys.stderr, flush=True)
+    print("2026-01-01 00:00:00,000 WARNING fake trouble", file=sys.stderr, flush=True)
+    print("said it all", flush=True)
     asked.wait()
+    print("WARNING parting", file=sys.stderr)
     if kind == "slow":
         threading.Event().wait(0.5)
     print("bye")

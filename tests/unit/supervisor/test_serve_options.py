@@ -110,3 +110,14 @@ def test_a_file_that_is_not_there_is_refused():
     with pytest.raises(StartupError, match=r"^--tls-cert '/nonexistent' is not a file that can be read$"):
         option.parse("/nonexistent", "--tls-cert")
     assert option.parse(__file__, "--tls-cert") == __file__
+
+
+def test_the_metrics_port_is_no_frontends_port():
+    arguments = {"port": "6000", "frontends": "2"}
+    for port in (5999, 6002):
+        assert build({**arguments, "metrics_port": str(port)}, {}).metrics_port == port
+    for port in (6000, 6001):
+        with pytest.raises(
+            StartupError, match=rf"^--metrics-port {port} is one of the frontends' ports: choose another$"
+        ):
+            build({**arguments, "metrics_port": str(port)}, {})

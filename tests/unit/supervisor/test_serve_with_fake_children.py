@@ -225,3 +225,37 @@ def test_an_unknown_variable_is_refused_by_name(start):
     assert serve.process.wait(LIMIT_S) == 1
     (line,) = serve.text.splitlines()
     assert line.startswith("stepwire: unknown environment variable STEPWIRE_COLOUR")
+
+
+def test_routine_lines_wait_for_trouble(start):
+    serve = start()
+    pids = serve.ready()["pids"]
+    serve.until(lambda: serve.text.count("said it all") == 3 and serve.text.count("fake trouble") == 3)
+    assert "fake routine" not in serve.text
+    os.kill(pids["executor"][0], signal.SIGKILL)
+    serve.until(lambda: "executor   │ ready again after" in serve.text)
+    lines = serve.text.splitlines()
+    routine = [number for number, line in enumerate(lines) if "fake routine" in line]
+    assert len(routine) == 1
+    assert "executor   │ died after" in lines[routine[0] + 1]
+
+
+def test_verbose_shows_routine_lines(start):
+    serve = start("", "verbose=1")
+    serve.ready()
+    serve.until(lambda: serve.text.count("fake routine") == 3)
+    assert serve.end() == 0
+
+
+def test_at_the_end_only_those_who_end_first_may_warn(start):
+    serve = start()
+    serve.ready()
+    assert serve.end() == 0
+    assert re.findall(r"^(\w+) +│ WARNING parting$", serve.text, re.MULTILINE) == ["frontend"]
+
+
+def test_the_ready_line_says_how_to_go_on(start):
+    serve = start()
+    (address,) = serve.ready()["grpc"]
+    serve.until(lambda: f"try: stepwire chat --address {address}    (Ctrl-C here ends the service)" in serve.text)
+    assert f"s: fake on {address}, metrics on http://127.0.0.1:" in serve.text
