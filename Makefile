@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SEEDS ?= 1000
 # What a stamp depends on: unchanged packaging means nothing to install.
 PACKAGING := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check gen bench clean
+.PHONY: help install serve test sim coverage check gen bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -18,6 +19,12 @@ serve: install  ## serve the default model; make serve ARGS="--port 50052 --fron
 
 test: $(VENV)/.installed-dev  ## every test; make test ARGS="tests/unit -k pool"
 	$(BIN)/python -m pytest $(ARGS)
+
+sim: $(VENV)/.installed-dev  ## worlds of the scheduler simulation; make sim SEEDS=100000 for the night
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+coverage: $(VENV)/.installed-dev  ## branch coverage of scheduler_svc/core; fails below 100 %
+	$(BIN)/python -m tests.core_coverage
 
 check: $(VENV)/.installed-dev  ## formatting, lint, types, generated code, architecture
 	$(BIN)/ruff format --check .

@@ -33,20 +33,23 @@ class Bench:
         self.scheduler = Scheduler(limits or Limits(max_waiting=1 << 20, max_waiting_tokens=1 << 40))
         self.scheduler.reset(geometry, boot_id=1, epoch=1)
         self._rng = np.random.default_rng(1)
-        self._num_submitted = 0
+        self.num_submitted = 0
         self.plan_us: list[float] = []
         self.commit_us: list[float] = []
+        # The same steps in CPU time of this thread: what they cost on a machine that others use too.
+        self.plan_cpu_us: list[float] = []
+        self.commit_cpu_us: list[float] = []
         self.plan_bytes: list[int] = []
         self._in_flight: list[step_pb2.StepPlan] = []
 
     def submit(self, prompt: np.ndarray, max_tokens: int) -> None:
-        self._num_submitted += 1
+        self.num_submitted += 1
         request = Request(
             session=0,
-            request_id=f"r{self._num_submitted}",
-            handle=self._num_submitted,
+            request_id=f"r{self.num_submitted}",
+            handle=self.num_submitted,
             prompt=prompt,
-            sampling=step_pb2.Sampling(temperature=1.0, top_p=1.0, seed=self._num_submitted),
+            sampling=step_pb2.Sampling(temperature=1.0, top_p=1.0, seed=self.num_submitted),
             max_tokens=max_tokens,
             stop_token_ids=frozenset((EOS,)),
         )
@@ -57,9 +60,10 @@ class Bench:
 
     def step(self) -> None:
         """One plan and, with two in flight, one commit."""
-        start = time.perf_counter()
+        cpu, start = time.thread_time_ns(), time.perf_counter_ns()
         plan = self.scheduler.plan(0.0)
-        self.plan_us.append((time.perf_counter() - start) * 1e6)
+        self.plan_us.append((time.perf_counter_ns() - start) / 1e3)
+        self.plan_cpu_us.append((time.thread_time_ns() - cpu) / 1e3)
         assert plan is not None
         self.plan_bytes.append(plan.ByteSize())
         self._in_flight.append(plan)
@@ -80,23 +84,27 @@ class Bench:
             num_stored_tokens=step.num_stored,
         )
         result = step_pb2.StepResult.FromString(result.SerializeToString())
-        start = time.perf_counter()
+        cpu, start = time.thread_time_ns(), time.perf_counter_ns()
         self.scheduler.commit(result, 0.0)
-        self.commit_us.append((time.perf_counter() - start) * 1e6)
+        self.commit_us.append((time.perf_counter_ns() - start) / 1e3)
+        self.commit_cpu_us.append((time.thread_time_ns() - cpu) / 1e3)
 
     def forget_times(self) -> None:
-        self.plan_us.clear()
-        self.commit_us.clear()
+        for times in (self.plan_us, self.commit_us, self.plan_cpu_us, self.commit_cpu_us):
+            times.clear()
         self.plan_bytes.clear()
 
     def summary(self) -> dict[str, float]:
         both = [p + c for p, c in zip(self.plan_us, self.commit_us, strict=False)]
+        cpu = [p + c for p, c in zip(self.plan_cpu_us, self.commit_cpu_us, strict=False)]
         return {
             "plan_us": round(statistics.median(self.plan_us), 1),
             "commit_us": round(statistics.median(self.commit_us), 1),
             "both_us": round(statistics.median(both), 1),
             "both_p99_us": round(float(np.percentile(both, 99)), 1),
             "both_max_us": round(max(both), 1),
+            "cpu_us": round(statistics.median(cpu), 1),
+            "cpu_p99_us": round(float(np.percentile(cpu, 99)), 1),
             "plan_bytes": int(statistics.median(self.plan_bytes)),
         }
 
@@ -176,31 +184,48 @@ def lookup(prompt_tokens: int = 8192) -> dict[str, object]:
 def mixed(num_rows: int, num_steps: int) -> dict[str, object]:
     """Decodes and chunked prefill together: requests of 500 + 100 tokens come as fast as they go."""
     bench = Bench(geometry(num_rows, num_blocks=num_rows * 50, budget=num_rows + 2048))
-    while len(bench.plan_us) < num_steps + 200:
+    for i in range(num_steps + 200):
         while bench.scheduler.stats().num_waiting < 4:
             bench.submit(bench.random_prompt(500), 100)
-        if len(bench.plan_us) == 200:
+        if i == 200:
             gc.collect()
             gc.freeze()
+            bench.forget_times()
         bench.step()
-    del bench.plan_us[:200], bench.commit_us[:200], bench.plan_bytes[:200]
     return {"mode": "mixed", "rows": num_rows, **bench.summary()}
 
 
-def preemption(num_rows: int, num_steps: int) -> dict[str, object]:
-    """A pool too small for what was hoped: outputs are longer than anything seen before."""
-    bench = Bench(geometry(num_rows, num_blocks=num_rows * 40, budget=num_rows + 2048))
-    for _ in range(num_rows * 4):
-        bench.submit(bench.random_prompt(200), 6000)
-    for _ in range(num_steps):
+def preemption(num_rows: int, num_steps: int, lookahead: bool) -> dict[str, object]:
+    """Pressure: the pool holds half of what the rows want, and outputs turn out far longer than those seen before.
+
+    Without lookahead everybody is believed to end with the next token, as in schedulers that admit on what is free now.
+    """
+    bench = Bench(geometry(num_rows, num_blocks=num_rows * 16, budget=num_rows + 2048))
+    scheduler = bench.scheduler
+    scheduler._lengths.learn(64, count=2000)
+    if not lookahead:
+        scheduler._lengths.to_come = np.ones_like  # type: ignore[method-assign, assignment]
+    lengths = np.random.default_rng(2).lognormal(5.5, 0.8, 1 << 16).clip(8, 2000).astype(int)
+    used = []
+    for i in range(num_steps + 200):
+        while scheduler.stats().num_waiting < 4:
+            bench.submit(bench.random_prompt(200), int(lengths[bench.num_submitted]))
+        if i == 200:
+            gc.collect()
+            gc.freeze()
+            bench.forget_times()
         bench.step()
-    stats = bench.scheduler.stats()
+        used.append(scheduler.stats().blocks_owned)
+    stats = scheduler.stats()
+    computed = stats.generation_tokens_total + stats.prompt_tokens_computed_total
     return {
         "mode": "preemption",
         "rows": num_rows,
-        "preemptions": stats.preemptions_total,
-        "recomputed_tokens": stats.recomputed_tokens_total,
-        "useful_tokens": stats.generation_tokens_total,
+        "lookahead": lookahead,
+        "preemptions_per_1k_steps": round(1000 * stats.preemptions_total / len(used), 1),
+        "recomputed_share": round(stats.recomputed_tokens_total / computed, 4),
+        "generated_per_step": round(stats.generation_tokens_total / len(used), 1),
+        "pool_used": round(float(np.mean(used[200:])) / stats.blocks_total, 3),
         **bench.summary(),
     }
 
@@ -212,10 +237,14 @@ def _runs(arguments: argparse.Namespace) -> Iterator[Callable[[], dict[str, obje
             for prompt_tokens in (128, 8192):
                 for warm in (False, True):
                     yield partial(admission, prompt_tokens, warm)
+        elif mode == "preemption":
+            for num_rows in arguments.rows:
+                yield partial(preemption, num_rows, steps, lookahead=True)
+                yield partial(preemption, num_rows, steps, lookahead=False)
         elif mode == "lookup":
             yield lookup
         else:
-            run = {"decode": decode, "mixed": mixed, "preemption": preemption}[mode]
+            run = {"decode": decode, "mixed": mixed}[mode]
             for num_rows in arguments.rows:
                 yield partial(run, num_rows, steps)
 

@@ -7,6 +7,7 @@ executor has one answer (the epoch ends, the core keeps every request); tokens l
 leaves before the tokens of the last one do.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -71,6 +72,9 @@ class Service:
         return self._drain_until is not None
 
     def run(self) -> None:
+        # What is there now stays; the collector need not walk it again in the middle of a step.
+        gc.collect()
+        gc.freeze()
         while self.turn():
             pass
 

@@ -14,7 +14,9 @@ always finds room by preempting those after it.
 import numpy as np
 
 NUM_BUCKETS = 96
-QUANTILE = 0.8
+# The median, though each sequence may well exceed it: over many the sum stays near. At 0.8 a third of the pool stayed
+# idle and benchmarks.policy saw a tenth to a third less goodput; at 0.35 preemptions begin.
+QUANTILE = 0.5
 # Counts fade once there are that many: the past that matters is recent.
 MEMORY = 2048
 

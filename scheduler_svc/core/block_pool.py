@@ -17,13 +17,15 @@ import numpy as np
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, forget: Callable[[int], None] = lambda block: None):
+    def __init__(self, num_blocks: int, forget: Callable[[list[int]], None] = lambda blocks: None):
         self.num_blocks = num_blocks
         self._forget = forget
         # Block tables that hold the block.
         self.num_refs = [0] * num_blocks
         # All and only the blocks that the prefix index names.
         self.is_named = np.zeros(num_blocks, np.bool_)
+        # Rises when blocks are given back: until then what did not fit will not fit.
+        self.num_returns = 0
         # All and only nameless blocks with count 0; the end is taken first.
         self._free = list(range(num_blocks - 1, -1, -1))
         # All and only named blocks with count 0; the front is evicted first.
@@ -52,11 +54,11 @@ class BlockPool:
         kept = max(len(self._free) - count, 0)
         blocks = self._free[: kept - 1 if kept else None : -1]
         del self._free[kept:]
-        for _ in range(count - len(blocks)):
-            block, _ = self._cached.popitem(last=False)
-            self.is_named[block] = False
-            self._forget(block)
-            blocks.append(block)
+        if len(blocks) < count:
+            evicted = [self._cached.popitem(last=False)[0] for _ in range(count - len(blocks))]
+            self.is_named[evicted] = False
+            self._forget(evicted)
+            blocks += evicted
         for block in blocks:
             self.num_refs[block] = 1
         return blocks
@@ -79,11 +81,12 @@ class BlockPool:
     def give_back(self, blocks: list[int]) -> None:
         """One owner less for each block of a table, given in the order of the table."""
         refs = self.num_refs
-        for block in reversed(blocks):
+        self.num_returns += 1
+        for block, is_named in zip(reversed(blocks), self.is_named[blocks[::-1]].tolist(), strict=True):
             assert refs[block] > 0, f"block {block} was given back twice"
             refs[block] -= 1
             if not refs[block]:
-                if self.is_named[block]:
+                if is_named:
                     self._cached[block] = None
                 else:
                     self._free.append(block)

@@ -14,6 +14,8 @@ from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.errors import ProtocolViolation
 
+I4, U4 = np.dtype("<i4"), np.dtype("<u4")
+
 
 @dataclass(slots=True)
 class Committed:
@@ -46,17 +48,19 @@ def commit(epoch: Epoch, result: step_pb2.StepResult, stops: StopFilter) -> Comm
     committed = Committed(Output(), step)
 
     if roster.num_unseated == rows.num_unseated and not roster.unheard:
-        who, session, handle, num_prompt, mine = roster.rows, roster.session, roster.handle, roster.num_prompt, tokens
+        who, session, handle, num_prompt, mine = roster.where, roster.session, roster.handle, roster.num_prompt, tokens
+        answered = roster.rows
         late: list[int] = []
     else:
         heard = (rows.seat[roster.rows] == roster.seats) & (roster.seats > 0)
         late = (~heard).nonzero()[0].tolist() if epoch.finishing else []
-        who, mine = roster.rows[heard], tokens[heard]
+        who = answered = roster.rows[heard]
+        mine = tokens[heard]
         session, handle, num_prompt = roster.session[heard], roster.handle[heard], roster.num_prompt[heard]
 
     positions = rows.append(who, mine) - num_prompt
     for i in stops.candidates(mine):
-        sequence = rows.sequence[who[i]]
+        sequence = rows.sequence[answered[i]]
         assert sequence is not None
         if sequence.is_stop(int(mine[i]), int(positions[i]) + 1):
             committed.stopped.append((sequence, int(mine[i])))
@@ -69,7 +73,7 @@ def commit(epoch: Epoch, result: step_pb2.StepResult, stops: StopFilter) -> Comm
     output.session, output.handle, output.token, output.position = session, handle, mine, positions
     entries = _commit_late(epoch, committed, tokens, late)
     if result.logprobs:
-        entries.update({int(row): i for i, row in enumerate(who)})
+        entries.update({int(row): i for i, row in enumerate(answered)})
         output.logprobs = [(entries[lp.row], lp) for lp in result.logprobs if lp.row in entries]
     return committed
 
@@ -117,7 +121,7 @@ def _checked(epoch: Epoch, result: step_pb2.StepResult) -> tuple[Step, np.ndarra
         raise ProtocolViolation(
             f"step {step.step_id}: {len(result.token_ids)} bytes for {len(step.roster.rows)} tokens"
         )
-    tokens = np.frombuffer(result.token_ids, "<i4")
-    if len(tokens) and tokens.view("<u4").max() >= epoch.geometry.vocab_size:
+    tokens = np.frombuffer(result.token_ids, I4)
+    if len(tokens) and tokens.view(U4).max() >= epoch.geometry.vocab_size:
         raise ProtocolViolation(f"step {step.step_id} drew a token outside the vocabulary")
     return step, tokens

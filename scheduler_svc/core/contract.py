@@ -49,6 +49,8 @@ class Limits:
 
     max_waiting: int = 1024
     max_waiting_tokens: int = 4_000_000
+    # Requests that would wait longer than this for their turn are refused. None: the queue may be as long as the above.
+    max_wait_s: float | None = None
     policy: Policy = Policy.FCFS
     pipeline_depth: int = 2
     prefix_caching: bool = True
@@ -121,18 +123,19 @@ class Finished:
     message: str = ""  # with FAILED: why
 
 
-def _empty(dtype: type) -> "np.ndarray":
-    return np.empty(0, dtype)
+# Shared by all outputs without tokens: nothing can be written into an empty array.
+_NO_INTS = np.empty(0, np.int32)
+_NO_HANDLES = np.empty(0, np.uint64)
 
 
 @dataclass(slots=True)
 class Output:
     """What happened since the last output, in columns: entry i is one committed token of one sequence."""
 
-    session: np.ndarray = field(default_factory=lambda: _empty(np.int32))
-    handle: np.ndarray = field(default_factory=lambda: _empty(np.uint64))
-    token: np.ndarray = field(default_factory=lambda: _empty(np.int32))
-    position: np.ndarray = field(default_factory=lambda: _empty(np.int32))  # 0-based, in the sequence's output
+    session: np.ndarray = field(default_factory=lambda: _NO_INTS)
+    handle: np.ndarray = field(default_factory=lambda: _NO_HANDLES)
+    token: np.ndarray = field(default_factory=lambda: _NO_INTS)
+    position: np.ndarray = field(default_factory=lambda: _NO_INTS)  # 0-based, in the sequence's output
     logprobs: list[tuple[int, step_pb2.RowLogprobs]] = field(default_factory=list)  # (entry, values)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)

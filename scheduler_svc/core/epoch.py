@@ -5,17 +5,16 @@ give blocks back (`Memory.retire`), whatever the reason.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.core.contract import Geometry, Limits
 from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.rows import Roster, Rows
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import Sequence, State, blocks_for
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A plan in flight: what its result must look like, and whose it is."""
 
     step_id: int
@@ -38,7 +37,11 @@ class Epoch:
         hash_key = limits.hash_key if limits.prefix_caching else None
         self.memory = Memory(geometry.num_blocks, geometry.block_size, hash_key)
         # Every live row decodes one token at least: rows never exceed the token budget.
-        self.rows = Rows(min(geometry.max_num_seqs, geometry.max_num_batched_tokens), geometry.block_size)
+        self.rows = Rows(
+            min(geometry.max_num_seqs, geometry.max_num_batched_tokens),
+            geometry.block_size,
+            min(geometry.num_blocks, blocks_for(geometry.max_model_len, geometry.block_size)),
+        )
         self.in_flight: deque[Step] = deque()
         self.next_step_id = 1
         # Running sequences that catch up, in order of admission.
@@ -168,8 +171,8 @@ class Epoch:
         running = [sequence for sequence in rows.sequence if sequence is not None]
         assert len(running) == rows.num_live == rows.num_rows - rows.num_free
         assert len({sequence.row for sequence in running}) == len(running)
-        holders = [*running, *self.finishing.values()]
-        self.memory.check([sequence.blocks for sequence in holders])
+        tables = [rows.blocks(s.row) for s in running]
+        self.memory.check([*tables, *(s.blocks for s in self.finishing.values())])
         assert self.num_stored == sum(int(rows.num_computed[s.row]) for s in running)
         assert self.worst_blocks == sum(s.worst_blocks for s in running)
         assert self.protected_blocks == sum(s.worst_blocks for s in running if s.protected)
@@ -184,10 +187,10 @@ class Epoch:
             assert s.ticket is None, story
             assert rows.sequence[row] is s, story
             assert rows.seat[row] == s.seat, story
-            assert rows.capacity[row] == len(s.blocks) * size, story
+            assert rows.blocks(row)[: len(s.blocks)] == s.blocks, story
             assert computed <= rows.capacity[row], story
             assert computed <= rows.last[row], story
-            assert len(s.blocks) <= s.worst_blocks, story
+            assert rows.capacity[row] <= s.worst_blocks * size, story
             assert s.num_published <= min(computed, committed) // size, story
             assert s.num_logged <= committed, story
             if rows.stride[row]:

@@ -67,6 +67,7 @@ class Memory:
             keys, _ = self._hash(sequence)
             chain = np.frombuffer(keys[-KEY_BYTES:], "<u8") if keys else sequence.state_of_request.root
             rows.chain[sequence.row] = chain
+            self.index.reserve(sequence.worst_blocks)
 
     def publish_known(self, sequence: Sequence, num_computed: int) -> None:
         """A step was planned after which `num_computed` tokens, all known, are computed."""
@@ -80,15 +81,12 @@ class Memory:
 
     def publish_drawn(self, rows: Rows, full: np.ndarray) -> None:
         """In each of these rows the next block has become full of drawn tokens that are computed."""
-        which = (rows.committed[full] - 1) // self.block_size - 1
-        tokens = rows.ring_blocks(full, which)
-        sequence_at = rows.sequence
-        blocks = [sequence_at[row].blocks[block] for row, block in zip(full.tolist(), which.tolist(), strict=True)]
+        places, blocks, tokens = rows.take_full(full)
         self.tokens[blocks] = tokens
         if self.index is not None:
-            chains = self.index.next_hashes(rows.chain[full], which, tokens)
+            chains = self.index.next_hashes(rows.chain.take(full, axis=0), places, tokens)
             rows.chain[full] = chains
-            self.pool.name(self.index.publish(blocks, chains, rows.root[full]))
+            self.pool.name(self.index.publish(blocks, chains, rows.root.take(full)))
 
     # ---- at the end --------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ from scheduler_svc.core.step_time import StepTimeModel
 
 # However tight the step-time target, prompts advance by this much in a step.
 MIN_CHUNK = 16
+# A head that did not fit is looked at again when blocks were given back, or after so many steps: estimates change.
+PATIENCE = 8
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Draft:
     # Tokens given to sequences that catch up, by row.
     chunks: dict[int, int] = field(default_factory=dict)
     has_preempted: bool = False
+    # Who computes the block of this hash next, of those that catch up.
+    leaders: dict[bytes, Sequence] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Planner:
         self._registry = registry
         self._lengths = lengths
         self.step_time = StepTimeModel()
+        # The head that did not fit: its ticket, how often blocks had been given back, when to look again.
+        self._refused: tuple[int | None, int, int] = (None, 0, 0)
 
     def plan(self, epoch: Epoch, now: float) -> step_pb2.StepPlan | None:
         draft = Draft()
@@ -91,11 +97,9 @@ class Planner:
                 full = full[rows.seat[full] != 0]
         blocks = pool.take(len(full))
         assert blocks is not None
-        for row, block in zip(full.tolist(), blocks, strict=True):
-            rows.sequence[row].blocks.append(block)
-        rows.capacity[full] += rows.block_size
         pairs = np.empty((len(full), 2), "<i4")
         pairs[:, 0], pairs[:, 1] = full, blocks
+        rows.grow(full, pairs[:, 1])
         draft.grow = pairs.tobytes()
 
     # ---- the token budget --------------------------------------------------------------------------------------
@@ -139,20 +143,42 @@ class Planner:
 
     def _admit(self, epoch: Epoch, draft: Draft, left: int, now: float) -> int:
         """Admits in order until something is short: nobody slips past a head that does not fit."""
+        for leader in epoch.catching_up:
+            self._lead(epoch, draft, leader)
         while left > 0 and epoch.rows.num_free:
             sequence = self._queue.head()
-            if sequence is None or sequence.fence > epoch.last_committed:
+            if sequence is None or sequence.fence > epoch.last_committed or self._is_refused(epoch, sequence):
                 break
-            if self._park(epoch, sequence):
+            hits = epoch.memory.find_prefix(sequence)
+            if self._park(epoch, draft, sequence, len(hits)):
                 continue
-            placement = self._place(epoch, sequence)
+            placement = self._place(epoch, sequence, hits)
             if placement is None:
+                num_returns = epoch.memory.pool.num_returns
+                self._refused = (sequence.ticket, num_returns, epoch.next_step_id + PATIENCE)
                 break
             self._seat(epoch, draft, sequence, placement, now)
+            self._lead(epoch, draft, sequence)
             left -= self._give(epoch, draft, sequence, self._share(left, not self._queue.is_empty()))
         return left
 
-    def _park(self, epoch: Epoch, sequence: Sequence) -> bool:
+    def _is_refused(self, epoch: Epoch, sequence: Sequence) -> bool:
+        """Whether it did not fit a moment ago, and nothing has changed since."""
+        ticket, num_returns, again = self._refused
+        return (
+            sequence.ticket == ticket
+            and epoch.memory.pool.num_returns == num_returns
+            and epoch.next_step_id < again
+            and epoch.rows.num_live > 0
+        )
+
+    @staticmethod
+    def _lead(epoch: Epoch, draft: Draft, sequence: Sequence) -> None:
+        key = epoch.memory.key_at(sequence, sequence.num_published)
+        if key is not None:
+            draft.leaders.setdefault(key, sequence)
+
+    def _park(self, epoch: Epoch, draft: Draft, sequence: Sequence, num_hits: int) -> bool:
         """Whether it should rather wait for a running sequence that is computing the same prefix."""
         if self._donor(sequence) is not None:
             return False
@@ -160,27 +186,22 @@ class Planner:
             if mate.state is State.RUNNING and mate.settled_step is None:
                 self._follow(sequence, mate, NEVER)
                 return True
-        memory = epoch.memory
-        if memory.index is None or not epoch.catching_up:
+        missing = epoch.memory.key_at(sequence, num_hits)
+        leader = draft.leaders.get(missing) if missing is not None else None
+        if leader is None:
             return False
-        missing = memory.key_at(sequence, len(memory.find_prefix(sequence)))
-        if missing is None:
-            return False
-        for leader in epoch.catching_up:
-            if memory.key_at(leader, leader.num_published) == missing:
-                self._follow(sequence, leader, memory.num_common_blocks(sequence, leader))
-                return True
-        return False
+        self._follow(sequence, leader, epoch.memory.num_common_blocks(sequence, leader))
+        return True
 
     def _follow(self, sequence: Sequence, leader: Sequence, num_blocks: int) -> None:
         self._queue.remove(sequence, admitted=False)
         leader.followers.append((num_blocks, sequence))
 
-    def _place(self, epoch: Epoch, sequence: Sequence) -> Placement | None:
-        """None: there is no room for it now."""
+    def _place(self, epoch: Epoch, sequence: Sequence, hits: list[int]) -> Placement | None:
+        """Where it goes, given the blocks that hold its leading tokens. None: there is no room for it now."""
         size, pool = epoch.geometry.block_size, epoch.memory.pool
         num_known = sequence.num_logged
-        shared, fork = epoch.memory.find_prefix(sequence), None
+        shared, fork = hits, None
         num_cached = len(shared) * size
         donor = self._donor(sequence)
         common = min(sequence.num_prompt, num_known - 1)
@@ -188,7 +209,8 @@ class Planner:
             shared, num_cached = donor.blocks[: common // size], common
             fork = donor.blocks[common // size] if common % size else None
         num_new = blocks_for(num_known, size) - len(shared)
-        if num_new + pool.num_idle(shared) > pool.num_available:
+        room = pool.num_available - num_new
+        if room < 0 or (room < len(shared) and room < pool.num_idle(shared)):
             return None
         placement = Placement(shared, fork, num_cached, num_new)
         return placement if self._fits(epoch, sequence, placement) else None

@@ -17,6 +17,7 @@ import hashlib
 import numpy as np
 
 KEY_BYTES = 16
+KEY = np.dtype(f"V{KEY_BYTES}")
 
 
 class PrefixIndex:
@@ -39,31 +40,27 @@ class PrefixIndex:
         """uint64 [num_full_blocks, 2]: continues `chain`, which covers `first_block` blocks, over `tokens`."""
         count = len(tokens) // self.block_size
         end = first_block + count
-        if end > len(self._secrets):
-            self._extend(end)
+        self.reserve(end)
         tokens_NB = tokens[: count * self.block_size].reshape(count, self.block_size).astype(np.uint64) + np.uint64(1)
         sums = np.einsum("nlb,nb->nl", self._secrets[first_block:end], tokens_NB)
         return np.cumsum(sums, axis=0, dtype=np.uint64) + chain
 
     def next_hashes(self, chains: np.ndarray, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Many prefixes at once: `chains` [n, 2], each continued by its `blocks[i]`-th block, of `tokens` [n, b]."""
-        end = int(blocks.max()) + 1
-        if end > len(self._secrets):
-            self._extend(end)
-        tokens_NB = tokens.astype(np.uint64) + np.uint64(1)
-        return np.einsum("nlb,nb->nl", self._secrets.take(blocks, axis=0), tokens_NB) + chains
+        """Many prefixes at once: `chains` [n, 2], each continued by its `blocks[i]`-th block, of `tokens` [n, b]. Room
+        for such blocks was reserved."""
+        tokens_NB = np.add(tokens, 1, dtype=np.uint64, casting="unsafe")
+        return np.vecdot(self._secrets.take(blocks, axis=0), tokens_NB[:, None]) + chains
 
     def find(self, keys: bytes, tokens: np.ndarray, root: np.ndarray, max_blocks: int) -> list[int]:
         """The blocks of the longest known prefix, at most `max_blocks` of them."""
         hits: list[int] = []
         get = self._block_of.get
-        for start in range(0, max_blocks * KEY_BYTES, KEY_BYTES):
-            block = get(keys[start : start + KEY_BYTES])
+        if not max_blocks or get(keys[:KEY_BYTES]) is None:
+            return hits
+        for block in map(get, np.frombuffer(keys, KEY, max_blocks).tolist()):
             if block is None:
                 break
             hits.append(block)
-        if not hits:
-            return hits
         wanted = tokens[: len(hits) * self.block_size].reshape(len(hits), self.block_size)
         same = (self._tokens[hits] == wanted).all(axis=1) & (self._roots[hits] == root[0])
         return hits if same.all() else hits[: int(same.argmin())]
@@ -73,16 +70,20 @@ class PrefixIndex:
     ) -> np.ndarray:
         """Names blocks by `hashes` [n, 2]. Returns those it did name: a prefix that has a block keeps that one."""
         blocks = np.asarray(blocks)
-        claimed = np.fromiter(map(self._block_of.setdefault, _keys(hashes), blocks.tolist()), np.int64, len(blocks))
-        named = blocks[claimed == blocks]
+        wanted = blocks.tolist()
+        claimed = list(map(self._block_of.setdefault, _keys(hashes), wanted))
         self._hash_of[blocks] = hashes
         self._roots[blocks] = roots
-        return named
+        return blocks if claimed == wanted else blocks[np.array(claimed) == blocks]
 
-    def forget(self, block: int) -> None:
-        del self._block_of[self._hash_of[block].tobytes()]
+    def forget(self, blocks: list[int]) -> None:
+        for key in _keys(self._hash_of[blocks]):
+            del self._block_of[key]
 
-    def _extend(self, num_blocks: int) -> None:
+    def reserve(self, num_blocks: int) -> None:
+        """Prefixes may get so long."""
+        if num_blocks <= len(self._secrets):
+            return
         num_blocks = max(64, 1 << (num_blocks - 1).bit_length())
         stream = hashlib.shake_256(self._seed).digest(num_blocks * self.block_size * 16)
         self._secrets = np.frombuffer(stream, "<u8").reshape(num_blocks, 2, self.block_size)
@@ -94,7 +95,7 @@ class PrefixIndex:
 
 
 def _keys(hashes: np.ndarray) -> list[bytes]:
-    return np.ascontiguousarray(hashes).view(f"V{KEY_BYTES}").ravel().tolist()
+    return np.ascontiguousarray(hashes).view(KEY).ravel().tolist()
 
 
 def root(hash_key: bytes, tenant: str, salt: bytes) -> np.ndarray:

@@ -9,27 +9,23 @@ from collections import OrderedDict
 import numpy as np
 
 from scheduler_svc.core.contract import Cause, Finished, Output, Request, Started
+from scheduler_svc.core.door import Door
 from scheduler_svc.core.sequence import RequestState, Sequence, State
 
 NUM_OLD_STORIES = 256
 
 
 class Registry:
-    def __init__(self) -> None:
+    def __init__(self, door: Door) -> None:
+        self._door = door
         self.requests: dict[str, RequestState] = {}
         self.sequences: dict[tuple[int, int], Sequence] = {}
         self._deadlines: list[tuple[float, int, RequestState]] = []
         self._old_stories: OrderedDict[str, RequestState] = OrderedDict()
         self._next_serial = 0
         # What happened outside commit, until somebody takes it.
-        self._events = Output()
-        # Requests of which no sequence has started; the bounded queue.
-        self.num_unstarted = 0
-        self.num_unstarted_tokens = 0
-        # Smoothed seconds from one request's start to the next.
-        self.start_interval_s = 0.05
-        self._last_start: float | None = None
-
+        self._started: list[Started] = []
+        self._finished: list[Finished] = []
         self.generation_tokens = 0
         self.prompt_tokens = 0
         self.prompt_tokens_cached = 0
@@ -37,8 +33,8 @@ class Registry:
 
     # ---- coming ------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request, root: np.ndarray) -> RequestState:
-        state = RequestState(request, self._next_serial, root)
+    def add(self, request: Request, root: np.ndarray, now: float) -> RequestState:
+        state = RequestState(request, self._next_serial, root, now)
         self._next_serial += 1
         prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
         for choice in range(request.num_choices):
@@ -55,8 +51,7 @@ class Registry:
             sequence.tell(0, "submitted", sequence.num_logged)
         if state.sequences:
             self.requests[request.request_id] = state
-            self.num_unstarted += 1
-            self.num_unstarted_tokens += len(request.prompt)
+            self._door.enter(state)
             if request.deadline is not None:
                 heapq.heappush(self._deadlines, (request.deadline, state.serial, state))
         return state
@@ -68,10 +63,6 @@ class Registry:
             late += heapq.heappop(self._deadlines)[2].sequences
         return late
 
-    def retry_after_s(self, num_over: int) -> float:
-        """When the queue will probably have room again."""
-        return min(max(self.start_interval_s * num_over, 0.1), 60.0)
-
     # ---- running -----------------------------------------------------------------------------------------------
 
     def admitted(self, sequence: Sequence, num_cached: int, now: float) -> None:
@@ -82,20 +73,17 @@ class Registry:
             return
         sequence.started = True
         sequence.num_cached_tokens = min(num_cached, sequence.num_prompt)
-        self._events.started.append(Started(sequence.request.session, sequence.handle, sequence.num_cached_tokens))
+        self._started.append(Started(sequence.request.session, sequence.handle, sequence.num_cached_tokens))
         state = sequence.state_of_request
         if not state.started:
             self._start(state)
             self.prompt_tokens += sequence.num_prompt
             self.prompt_tokens_cached += sequence.num_cached_tokens
-            if self._last_start is not None:
-                self.start_interval_s += 0.1 * (min(now - self._last_start, 60.0) - self.start_interval_s)
-            self._last_start = now
+            self._door.turn(state.arrived, now)
 
     def _start(self, state: RequestState) -> None:
         state.started = True
-        self.num_unstarted -= 1
-        self.num_unstarted_tokens -= len(state.request.prompt)
+        self._door.leave(state)
 
     # ---- going -------------------------------------------------------------------------------------------------
 
@@ -104,7 +92,7 @@ class Registry:
         request, state = sequence.request, sequence.state_of_request
         sequence.tell(0, f"finished {cause.name}", sequence.num_output)
         if told:
-            self._events.finished.append(
+            self._finished.append(
                 Finished(
                     session=request.session,
                     handle=sequence.handle,
@@ -128,14 +116,16 @@ class Registry:
             if len(self._old_stories) > NUM_OLD_STORIES:
                 self._old_stories.popitem(last=False)
 
-    def take_events(self) -> Output:
-        events, self._events = self._events, Output()
-        return events
+    def take_events(self, output: Output) -> Output:
+        """Moves into `output` what is still to be told."""
+        output.started, output.finished = self._started, self._finished
+        self._started, self._finished = [], []
+        return output
 
     def forget_session(self, session: int) -> None:
         """Nothing more is told to it."""
-        self._events.started = [event for event in self._events.started if event.session != session]
-        self._events.finished = [event for event in self._events.finished if event.session != session]
+        self._started = [event for event in self._started if event.session != session]
+        self._finished = [event for event in self._finished if event.session != session]
 
     def story(self, request_id: str) -> list[str]:
         state = self.requests.get(request_id) or self._old_stories.get(request_id)
@@ -152,5 +142,5 @@ class Registry:
         for sequence in live:
             assert sequence.state is not State.FINISHED, sequence.state_of_request.story
         unstarted = [state for state in self.requests.values() if not state.started]
-        assert self.num_unstarted == len(unstarted)
-        assert self.num_unstarted_tokens == sum(len(state.request.prompt) for state in unstarted)
+        assert self._door.num_waiting == len(unstarted)
+        assert self._door.num_waiting_tokens == sum(len(state.request.prompt) for state in unstarted)

@@ -8,7 +8,7 @@ Laws of a row that is taken (seat != 0), with `bs` the block size and `known` it
 
     stride 0    it catches up:  num_computed < known, all of them committed
     stride 1    it decodes:     num_computed == known - 1, the newest token is computed next
-    num_computed <= capacity == len(blocks) * bs
+    num_computed <= capacity == the blocks in `table` * bs
     committed - known == the results in flight that hold a token of it
 
 In a row that is free every comparison below is false, so that no column operation needs a mask.
@@ -29,6 +29,8 @@ class Roster:
     """Who answers in a step: rows in ascending order. Shared by all steps between two changes of it."""
 
     rows: np.ndarray
+    # The same as an index: a slice where the rows are the first ones without a gap, which is far cheaper.
+    where: "np.ndarray | slice"
     # The stays in those rows; a row whose seat has changed since belongs to someone else. Negative: answers unheard.
     seats: np.ndarray
     session: np.ndarray
@@ -40,7 +42,8 @@ class Roster:
 
 
 class Rows:
-    def __init__(self, num_rows: int, block_size: int):
+    def __init__(self, num_rows: int, block_size: int, max_blocks: int):
+        """`max_blocks`: the most of one sequence."""
         self.num_rows = num_rows
         self.block_size = block_size
         self.sequence: list[Sequence | None] = [None] * num_rows
@@ -60,6 +63,9 @@ class Rows:
         self.stride = np.zeros(num_rows, np.int32)
         self.num_computed = np.zeros(num_rows, np.int32)
         self.capacity = np.full(num_rows, NEVER, np.int32)
+        # Its blocks, capacity / block_size of them. Memory is touched only as far as sequences grow.
+        self.table = np.zeros((num_rows, max_blocks), np.int32)
+        self._flat_table = self.table.ravel()
         # The num_computed with which its last token is drawn.
         self.last = np.full(num_rows, NEVER, np.int32)
         self.committed = np.zeros(num_rows, np.int32)
@@ -95,6 +101,7 @@ class Rows:
         self.rank[row] = -1 if sequence.protected else rank
         self.num_computed[row] = sequence.num_computed
         self.capacity[row] = len(sequence.blocks) * block_size
+        self.table[row, : len(sequence.blocks)] = sequence.blocks
         self.last[row] = last
         self.committed[row] = num_known
         self.publish_at[row] = (num_known // block_size + 1) * block_size + 1
@@ -111,6 +118,7 @@ class Rows:
     def leave(self, sequence: Sequence, block_tokens: np.ndarray) -> None:
         """Frees the row; the sequence takes along what the columns knew. `block_tokens`: what full blocks hold."""
         row = sequence.row
+        sequence.blocks = self.blocks(row)
         if self.stride[row]:
             self._fold(sequence, block_tokens)
             sequence.num_published = (int(self.publish_at[row]) - 1) // self.block_size - 1
@@ -141,8 +149,10 @@ class Rows:
         if self._roster is None:
             rows = np.flatnonzero(self.stride)
             seats = self.seat[rows]
+            is_dense = len(rows) > 0 and rows[-1] == len(rows) - 1
             self._roster = Roster(
                 rows=rows,
+                where=slice(0, len(rows)) if is_dense else rows,
                 seats=seats,
                 session=self.session[rows],
                 handle=self.handle[rows],
@@ -152,23 +162,35 @@ class Rows:
             )
         return self._roster
 
-    def append(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def grow(self, rows: np.ndarray, blocks: np.ndarray) -> None:
+        """One more block for each of these rows."""
+        capacity = self.capacity[rows]
+        self.table[rows, capacity // self.block_size] = blocks
+        self.capacity[rows] = capacity + self.block_size
+
+    def blocks(self, row: int) -> list[int]:
+        return self.table[row, : int(self.capacity[row]) // self.block_size].tolist()
+
+    def append(self, rows: "np.ndarray | slice", tokens: np.ndarray) -> np.ndarray:
         """Commits one token in each of these rows; returns the positions they took."""
-        positions = self.committed[rows]
-        self._ring[self._ring_start[rows] + positions % self.width] = tokens
+        committed = self.committed[rows]
+        positions = committed.copy() if isinstance(rows, slice) else committed
+        # position % width; numpy divides by a scalar several times faster than it takes the remainder.
+        self._ring[self._ring_start[rows] + (positions - positions // self.width * self.width)] = tokens
         self.committed[rows] = positions + 1
         return positions
 
     def full_blocks(self) -> np.ndarray:
         """Rows in which a block of generated tokens has become full and computed since."""
-        rows = (self.committed == self.publish_at).nonzero()[0]
-        if len(rows):
-            self.publish_at[rows] += self.block_size
-        return rows
+        return (self.committed == self.publish_at).nonzero()[0]
 
-    def ring_blocks(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-        """The tokens [n, block_size] of the `blocks[i]`-th block of each row; of its newest full block, that is."""
-        return self._ring_blocks.take(rows * 2 + blocks % 2, axis=0)
+    def take_full(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each of these rows the block that became full: its place in the table, the block, its tokens."""
+        until = self.publish_at.take(rows)
+        self.publish_at[rows] = until + self.block_size
+        places = (until - 1) // self.block_size - 1
+        blocks = self._flat_table.take(rows * self.table.shape[1] + places)
+        return places, blocks, self._ring_blocks.take(rows * 2 + (places & 1), axis=0)
 
     def _fold(self, sequence: Sequence, block_tokens: np.ndarray) -> None:
         """Brings its log up to date: from the blocks that became full meanwhile, then from the ring."""

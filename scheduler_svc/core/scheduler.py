@@ -9,6 +9,7 @@ from scheduler_svc.core import intake
 from scheduler_svc.core.admission import LengthHistogram
 from scheduler_svc.core.committer import StopFilter, commit
 from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Policy, Request, Stats
+from scheduler_svc.core.door import Door
 from scheduler_svc.core.epoch import Epoch
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.policy import WaitingQueue
@@ -21,7 +22,8 @@ from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolati
 class Scheduler:
     def __init__(self, limits: Limits):
         self._limits = limits
-        self._registry = Registry()
+        self._door = Door(limits.policy)
+        self._registry = Registry(self._door)
         self._queue = WaitingQueue(limits.policy)
         self._lengths = LengthHistogram()
         self._planner = Planner(limits, self._queue, self._registry, self._lengths)
@@ -47,11 +49,8 @@ class Scheduler:
             raise AlreadyExists(f"handle {request.handle} is live", field="handle")
         # What runs already after the loss of a scheduler is not new load.
         if request.delivered is None:
-            num_over = registry.num_unstarted + 1 - limits.max_waiting
-            num_tokens_over = registry.num_unstarted_tokens + len(request.prompt) - limits.max_waiting_tokens
-            if num_over > 0 or (num_tokens_over > 0 and registry.num_unstarted):
-                raise QueueFull("the queue is full", retry_after_s=registry.retry_after_s(max(num_over, 1)))
-        state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt))
+            self._check_queue(request)
+        state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt), now)
         if state.sequences:
             self._queue.arrive(request.tenant, len(state.sequences))
         if self._stops is not None:
@@ -60,6 +59,21 @@ class Scheduler:
             sequence.num_charged = sequence.num_output
             self._queue.push(sequence)
             self._finish_if_over(sequence)
+
+    def _check_queue(self, request: Request) -> None:
+        door, limits = self._door, self._limits
+        num_over = door.num_waiting + 1 - limits.max_waiting
+        num_tokens_over = door.num_waiting_tokens + len(request.prompt) - limits.max_waiting_tokens
+        if num_over > 0 or (num_tokens_over > 0 and door.num_waiting):
+            raise QueueFull("the queue is full", retry_after_s=door.retry_after_s(max(num_over, 1)))
+        if limits.max_wait_s is None:
+            return
+        wait_s = door.wait_s(request)
+        if wait_s > limits.max_wait_s:
+            raise QueueFull(
+                f"its turn would come in {wait_s:.1f} s, the limit is {limits.max_wait_s:.1f} s",
+                retry_after_s=max(wait_s - limits.max_wait_s, 0.1),
+            )
 
     def cancel_request(self, request_id: str) -> bool:
         state = self._registry.requests.get(request_id)
@@ -107,12 +121,10 @@ class Scheduler:
         for sequence in committed.step.final:
             if sequence.state is not State.FINISHED:
                 self._finish(sequence, Cause.LENGTH)
-        events, output = self._registry.take_events(), committed.output
-        output.started, output.finished = events.started, events.finished
-        return output
+        return self._registry.take_events(committed.output)
 
     def take_output(self) -> Output:
-        return self._registry.take_events()
+        return self._registry.take_events(Output())
 
     @property
     def num_in_flight(self) -> int:
@@ -231,5 +243,5 @@ class Scheduler:
             assert stats.num_running == stats.num_waiting == stats.blocks_owned == 0, stats
             assert stats.blocks_free + stats.blocks_cached == stats.blocks_total, stats
             assert not self._epoch.rows.num_live
-            assert self._registry.num_unstarted == self._registry.num_unstarted_tokens == 0
+            assert self._door.num_waiting == self._door.num_waiting_tokens == 0
             assert self._queue.is_empty()

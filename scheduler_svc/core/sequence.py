@@ -41,6 +41,7 @@ class RequestState:
     serial: int
     # Where this request's chain of block hashes begins: tenant and salt, keyed.
     root: np.ndarray
+    arrived: float
     # Those not finished.
     sequences: "list[Sequence]" = field(default_factory=list)
     started: bool = False
@@ -63,6 +64,7 @@ class Sequence:
     # The seat. Meaningful in RUNNING; `blocks` and `num_computed` also in FINISHING.
     row: int = 0
     seat: int = 0
+    # While RUNNING those it was admitted with; what it grew by is in its row of the table.
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     # Leading blocks offered to the prefix index, and the hash of the chain up to there.

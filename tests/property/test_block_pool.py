@@ -16,7 +16,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.forgotten: list[int] = []
-        self.pool = BlockPool(NUM_BLOCKS, self.forgotten.append)
+        self.pool = BlockPool(NUM_BLOCKS, self.forgotten.extend)
         self.tables: list[list[int]] = []
         self.free = list(range(NUM_BLOCKS))
         self.cached: list[int] = []

@@ -140,8 +140,8 @@ def partial_block_shared() -> Any:
     """A sibling writes into the block that another still fills."""
 
     def make(place: Any) -> Any:
-        def share_all(self: Planner, epoch: Any, sequence: Any) -> Any:
-            placement = place(self, epoch, sequence)
+        def share_all(self: Planner, epoch: Any, sequence: Any, hits: Any) -> Any:
+            placement = place(self, epoch, sequence, hits)
             if placement is None or placement.fork is None:
                 return placement
             return planner.Placement(
@@ -161,7 +161,7 @@ def blocks_not_kept_from_eviction() -> Any:
 def evicted_but_still_named() -> Any:
     def make(take: Any) -> Any:
         def forgetful(pool: BlockPool, count: int) -> Any:
-            saved, pool._forget = pool._forget, lambda block: None
+            saved, pool._forget = pool._forget, lambda blocks: None
             try:
                 return take(pool, count)
             finally:

@@ -1,12 +1,13 @@
-"""The simulation in the default run: two hundred worlds, every rare event seen, the same seed the same bytes."""
+"""The simulation in the default run: a thousand worlds, every rare event seen, the same seed the same bytes."""
 
 from collections import Counter
 
 import pytest
 
-from tests.sim.world import SOMETIMES, World
+from tests.sim.witness import SOMETIMES
+from tests.sim.world import World
 
-NUM_WORLDS = 200
+NUM_WORLDS = 1000
 
 
 def test_every_stream_of_every_world_equals_the_oracle() -> None:

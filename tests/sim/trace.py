@@ -2,7 +2,7 @@
 
 A file in traces/ is a title, then commands (`> ...`), each followed by what it led to. Commands:
 
-    > limits budget=1024 rows=8 blocks=100 block_size=16 model_len=4096 depth=1 policy=FCFS
+    > limits budget=1024 rows=8 blocks=100 block_size=16 model_len=4096 policy=FCFS target_ms=5
     > submit NAME prompt=55 [like=OTHER share=48] [max_tokens=5 n=2 stop=42 min_tokens=3 priority=0 salt=x deadline=2]
     > plan                 a step is decided and sent; prints it
     > result [42 43 ...]   the oldest step in flight returns these tokens (any, if none are given)
@@ -11,6 +11,7 @@ A file in traces/ is a title, then commands (`> ...`), each followed by what it 
     > lost                 the executor goes
     > start                another one comes
     > later 1.5            seconds pass
+    > times base_us=1000 token_us=100   it is known how long a step takes
     > pool                 prints how many blocks are owned, cached, free
 """
 
@@ -35,6 +36,7 @@ class Player:
         self.geometry = Geometry(100, 16, 8, 4096, 1024, 1000)
         self.epoch = 0
         self.now = 0.0
+        self.step_us = (1000, 0)
         self.names: dict[int, str] = {}
         self.requests: dict[str, Request] = {}
         self.told: defaultdict[str, list[int]] = defaultdict(list)
@@ -58,7 +60,12 @@ class Player:
         o = {"budget": "1024", "rows": "8", "blocks": "100", "block_size": "16", "model_len": "4096", "policy": "FCFS"}
         o |= dict(word.split("=") for word in words)
         self.scheduler = Scheduler(
-            Limits(policy=Policy[o["policy"]], watermark=0.0, prefix_caching=o.get("caching") != "off")
+            Limits(
+                policy=Policy[o["policy"]],
+                watermark=0.0,
+                prefix_caching=o.get("caching") != "off",
+                inter_token_target_s=float(o["target_ms"]) / 1000 if "target_ms" in o else None,
+            )
         )
         if "hope" in o:  # every sequence is believed to end with its next token: growth will want for blocks
             self.scheduler._lengths.to_come = np.ones_like  # type: ignore[method-assign]
@@ -119,6 +126,7 @@ class Player:
             token_ids=np.array(drawn, "<i4").tobytes(),
             num_rows=step.num_rows,
             num_stored_tokens=step.num_stored,
+            forward_us=self._step_us(step.num_tokens),
         )
         return self._say(self.scheduler.commit(result, self.now))
 
@@ -137,6 +145,13 @@ class Player:
         self.now += float(seconds)
         return []
 
+    def times(self, *words: str) -> list[str]:
+        o = {name: int(number) for name, number in (word.split("=") for word in words)}
+        self.step_us = o["base_us"], o["token_us"]
+        for num_tokens in range(1, 100):
+            self.scheduler._planner.step_time.learn(num_tokens, 0, self._step_us(num_tokens))
+        return []
+
     def lost(self) -> list[str]:
         self.in_flight.clear()
         self.scheduler.executor_lost()
@@ -153,6 +168,9 @@ class Player:
         return [f"{stats.blocks_owned} owned, {stats.blocks_cached} cached, {stats.blocks_free} free"]
 
     # ---- words -------------------------------------------------------------------------------------------------
+
+    def _step_us(self, num_tokens: int) -> int:
+        return self.step_us[0] + self.step_us[1] * num_tokens
 
     def _tokens(self, name: str, count: int) -> np.ndarray:
         return np.random.default_rng(sum(name.encode())).integers(100, 1000, count).astype(np.int32)

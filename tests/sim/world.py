@@ -17,6 +17,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
 from tests.sim.hash_exec import HashExec, oracle
+from tests.sim.witness import note_plan
 
 MAX_MODEL_LEN = 64
 VOCAB_SIZE = 40
@@ -47,20 +48,24 @@ class World:
         self.requests: dict[str, Request] = {}
         self.clients: dict[tuple[int, int], Client] = {}
         self.depth = self.random.choice([1, 2, 2, 3, 4])
+        # In some worlds many come at once, all have a seat, and steps must be short.
+        self.is_crowded = self.random.random() < 0.05
         self.limits = Limits(
             max_waiting=self.random.choice([4, 1000]),
             max_waiting_tokens=self.random.choice([60, 10_000]),
+            max_wait_s=self.random.choice([None, None, 2.0]),
             policy=self.random.choice(list(Policy)),
             pipeline_depth=self.depth,
             prefix_caching=self.random.random() < 0.8,
             watermark=self.random.choice([0.0, 0.01, 0.2]),
             max_preemptions=self.random.choice([0, 1, 3]),
-            inter_token_target_s=self.random.choice([None, None, 0.0011]),
+            inter_token_target_s=0.0011 if self.is_crowded else self.random.choice([None, None, 0.0011]),
         )
         self.chance = {
             name: self.random.choice(choices)
             for name, choices in {
                 "submit": [0.1, 0.3, 0.6],
+                "burst": [0.1] if self.is_crowded else [0, 0, 0.05],
                 "cancel": [0, 0.02, 0.1],
                 "lose": [0, 0, 0.01, 0.05],
                 "restart": [0, 0, 0, 0.01],
@@ -87,7 +92,7 @@ class World:
             self._happen()
             self.check()
         self.chance = dict.fromkeys(self.chance, 0)
-        patience = 3000
+        patience = 4 * MAX_MODEL_LEN * (1 + len(self.clients))
         while not self.scheduler.is_idle:
             self._step()
             self.check()
@@ -102,7 +107,8 @@ class World:
     def _happen(self) -> None:
         self.now += self.random.choice([0.0, 0.01, 0.5])
         if self._by_chance("submit"):
-            self._submit()
+            for _ in range(8 if self._by_chance("burst") else 1):
+                self._submit()
         if self._by_chance("cancel"):
             self._cancel()
         if self._by_chance("drop"):
@@ -136,7 +142,7 @@ class World:
     def _plan(self, executor: HashExec) -> bool:
         before = self.scheduler.stats()
         plan = self.scheduler.plan(self.now)
-        self._note_plan(plan, before.preemptions_total)
+        note_plan(self, plan, before.preemptions_total)
         if plan is None:
             self._deliver(self.scheduler.take_output())
             return False
@@ -236,6 +242,8 @@ class World:
     # ---- traffic -----------------------------------------------------------------------------------------------
 
     def _geometry(self) -> Geometry:
+        if self.is_crowded:
+            return Geometry(60, 8, 8, MAX_MODEL_LEN, 64, VOCAB_SIZE)
         return Geometry(
             num_blocks=self.random.choice([5, 8, 12, 24, 60]),
             block_size=self.random.choice([1, 2, 3, 4, 8, 16]),
@@ -376,103 +384,3 @@ class World:
                 assert (client.received, client.cause.name) == (want, cause), story
             else:
                 assert client.received == want[: len(client.received)], story
-
-    # ---- coverage ----------------------------------------------------------------------------------------------
-
-    def _note_plan(self, plan: step_pb2.StepPlan | None, preemptions_before: int) -> None:
-        seen, epoch = self.seen, self.scheduler._epoch
-        assert epoch is not None
-        preempted = self.scheduler.stats().preemptions_total - preemptions_before
-        seen["preempted"] += preempted
-        seen["preempted while in flight"] += preempted and bool(self.in_flight)
-        seen["preempted in the middle of a prompt"] += any(
-            sequence.state is State.WAITING and 0 < sequence.num_lost_tokens < sequence.num_prompt
-            for sequence in self.scheduler._registry.sequences.values()
-        )
-        seen["finishing blocks reclaimed"] += any(not sequence.blocks for sequence in epoch.finishing.values())
-        seen["followed a prefix being computed"] += any(sequence.followers for sequence in epoch.catching_up)
-        seen["protected sequence ran"] += epoch.protected_blocks > 0
-        if plan is None:
-            return
-        self._check_isolation(plan)
-        seen["prompt in chunks"] += bool(plan.prefill)
-        seen["a row rests"] += 0 in np.frombuffer(plan.prefill, "<i4")[1::2]
-        seen["fork by copy"] += bool(plan.copy)
-        released = set(np.frombuffer(plan.release, "<i4").tolist())
-        seen["row reused in the plan that released it"] += any(admit.row in released for admit in plan.admit)
-        seen["release and nothing else"] += not epoch.rows.num_live
-        for admit in plan.admit:
-            seen["prefix hit"] += admit.num_computed_tokens > 0
-            num_known = len(admit.token_ids) // 4
-            seen["all but the last token hit"] += admit.num_computed_tokens == num_known - 1 > 0
-            seen["output tokens hit after a preemption"] += admit.num_computed_tokens > admit.num_prompt_tokens
-            seen["admitted with output"] += num_known > admit.num_prompt_tokens
-
-    def _check_isolation(self, plan: step_pb2.StepPlan) -> None:
-        """Nobody is given blocks of another tenant or salt, nor a row while one of its steps is in flight."""
-        epoch = self.scheduler._epoch
-        assert epoch is not None
-        for admit in plan.admit:
-            sequence = epoch.rows.sequence[admit.row]
-            assert sequence is not None
-            request = sequence.request
-            domain = (request.tenant, request.cache_salt)
-            blocks = np.frombuffer(admit.block_ids, "<i4").tolist()
-            num_shared = admit.num_computed_tokens // self.geometry.block_size
-            for block in blocks[:num_shared]:
-                assert self.domains[block] == domain, f"{request.request_id} reads a block of {self.domains[block]}"
-            self.domains.update(dict.fromkeys(blocks[num_shared:], domain))
-            for step in list(epoch.in_flight)[:-1]:
-                mine = (step.roster.session == request.session) & (step.roster.handle == sequence.handle)
-                assert not mine.any(), f"{request.request_id} is admitted while step {step.step_id} is in flight"
-        for row, block in np.frombuffer(plan.grow, "<i4").reshape(-1, 2).tolist():
-            sequence = epoch.rows.sequence[row]
-            assert sequence is not None
-            self.domains[block] = (sequence.request.tenant, sequence.request.cache_salt)
-
-
-# Each of these must have happened somewhere in any two hundred worlds.
-SOMETIMES = (
-    "admitted with output",
-    "all but the last token hit",
-    "cancelled while finishing",
-    "cancelled while parked",
-    "cancelled while running",
-    "cancelled while waiting",
-    "cancelled with followers",
-    "capacity changed",
-    "executor lost in the middle of a prompt",
-    "executor lost with a sequence finishing",
-    "executor lost with steps in flight",
-    "finished CANCELLED",
-    "finished EXPIRED",
-    "finished FAILED",
-    "finished LENGTH",
-    "finished STOP",
-    "finishing blocks reclaimed",
-    "followed a prefix being computed",
-    "fork by copy",
-    "output tokens hit after a preemption",
-    "preempted and yet right",
-    "preempted as often as may be",
-    "preempted while in flight",
-    "protected sequence ran",
-    "prefix hit",
-    "prompt in chunks",
-    "refused: early",
-    "refused: foreign",
-    "refused: it could never fit",
-    "refused: late",
-    "refused: no such token",
-    "refused: old epoch",
-    "refused: one too many",
-    "refused: queue full",
-    "refused: rows differ",
-    "refused: tokens differ",
-    "release and nothing else",
-    "resumed and yet right",
-    "resumed with some choices ended",
-    "row reused in the plan that released it",
-    "scheduler restarted",
-    "session dropped",
-)
