@@ -6,7 +6,7 @@ A StartupError is one line on stderr and exit status 1; anything else that escap
 import inspect
 import os
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +33,10 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"stepwire {version('stepwire')}")
+        try:
+            print(f"stepwire {version('stepwire')}")
+        except PackageNotFoundError:
+            print("stepwire, run from its sources without being installed")
         raise typer.Exit
 
 
@@ -189,7 +192,7 @@ def chat(
 def bench(
     *,
     targets: Annotated[
-        str, typer.Option("--targets", help="HOST:PORT of each frontend, with commas.")
+        str, typer.Option("--targets", "--address", help="HOST:PORT of each frontend, with commas.")
     ] = DEFAULT_ADDRESS,
     streams: Annotated[int, typer.Option("--streams", min=1, max=65536, help="Closed loop: requests at once.")] = 16,
     rate: Annotated[float | None, typer.Option("--rate", help="Open loop: requests a second, Poisson.")] = None,

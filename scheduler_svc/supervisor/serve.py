@@ -119,7 +119,8 @@ class Service:
         if alive.done() and (fault := alive.exception()):
             await self._end("ending" if self._announced else "")
             raise fault
-        return await self._end("draining: streams may finish; Ctrl-C again ends at once")
+        streams = "draining: streams may finish" if self._announced else "ending before it was ready"
+        return await self._end(f"{streams}; Ctrl-C again ends at once")
 
     async def _end(self, why: str) -> int:
         """Drains; the exit status. A second signal on the way kills."""

@@ -19,6 +19,9 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer):
         self.asked: list[list[tuple[str, str]]] = []
         self.ended = futures.Future()
 
+    def GetModel(self, request, context):
+        return pb.GetModelResponse(model="scripted")
+
     def Chat(self, request, context):
         self.asked.append([(message.role, message.content) for message in request.messages])
         last = request.messages[-1].content
@@ -80,6 +83,19 @@ def talk(address: str, *lines: str | BaseException, **options) -> str:
 )
 def test_messages_over_several_lines(lines, expected):
     assert read_message(reader(*lines), lambda _: None) == expected
+
+
+def test_it_begins_with_the_model_and_where_it_is(server):
+    _, address = server
+    assert talk(address).startswith(f"scripted on {address}. Ctrl-C stops")
+
+
+def test_without_a_server_nobody_types_in_vain():
+    def read(_prompt: str) -> str:
+        raise AssertionError("asked for a message")
+
+    with pytest.raises(StartupError, match=r"^nothing answers on 127.0.0.1:1: start `stepwire serve`"):
+        chat("127.0.0.1:1", pb.ChatRequest(), read, print)
 
 
 def test_the_history_is_sent_each_time(server):

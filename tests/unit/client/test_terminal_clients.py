@@ -11,7 +11,7 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from scheduler_svc.client.chat import HELP, chat
 from scheduler_svc.client.generate import generate
-from scheduler_svc.client.health import status
+from scheduler_svc.client.health import advice, status
 from scheduler_svc.errors import StartupError
 
 
@@ -24,6 +24,9 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
         for word in request.text.split(" "):
             yield pb.GenerateResponse(text=word)
         yield pb.GenerateResponse(finish_reason=pb.FINISH_REASON_LENGTH)
+
+    def GetModel(self, request, context):
+        return pb.GetModelResponse(model="echo")
 
     def Chat(self, request, context):
         yield pb.GenerateResponse(text=f"{len(request.messages)}:")
@@ -65,7 +68,16 @@ def test_a_refusal_is_one_line_with_the_status(address):
 def test_nobody_there_is_said_plainly():
     with pytest.raises(StartupError, match=r"nothing answers on 127.0.0.1:1: start `stepwire serve`"):
         generate("127.0.0.1:1", pb.GenerateRequest(text="x"), print, as_json=False)
-    assert status("127.0.0.1:1", "", 5.0) == "UNAVAILABLE"
+    answer = status("127.0.0.1:1", "", 5.0)
+    assert answer == "UNAVAILABLE"
+    assert advice(answer, "127.0.0.1:1", "").startswith("nothing answers on 127.0.0.1:1: start `stepwire serve`")
+
+
+def test_only_answers_that_are_not_serving_come_with_advice():
+    assert advice("SERVING", "h:1", "") == ""
+    for answer in ("NOT_SERVING", "DEADLINE_EXCEEDED"):
+        assert advice(answer, "h:1", "").startswith("h:1 ")
+    assert "'stepwire.X'" in advice("NOT_FOUND", "h:1", "stepwire.X")
 
 
 def test_a_conversation_grows_and_can_be_forgotten(address):
@@ -80,4 +92,4 @@ def test_a_conversation_grows_and_can_be_forgotten(address):
 
     template = pb.ChatRequest(messages=[pb.ChatMessage(role="system", content="be brief")])
     chat(address, template, read, written.append)
-    assert "".join(written) == f"{HELP}\n2:hello\n4:again\n2:new\n\n"
+    assert "".join(written) == f"echo on {address}. {HELP}\n2:hello\n4:again\n2:new\n\n"

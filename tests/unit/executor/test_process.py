@@ -121,13 +121,21 @@ def test_a_misspelt_variable_stops_the_start():
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1", 1), ("512MiB", 2**29), ("1.5 GiB", 3 * 2**29), ("4g", 4 * 10**9), ("2kib", 2048), ("10MB", 10**7)],
+    [
+        ("1", 1),
+        ("512MiB", 2**29),
+        ("1.5 GiB", 3 * 2**29),
+        ("4g", 4 * 10**9),
+        ("2kib", 2048),
+        ("10MB", 10**7),
+        ("2TiB", 2**41),
+    ],
 )
 def test_sizes(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "MiB", "1e9", "1 T", "nan"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "MiB", "1e9", "1 X", "nan"])
 def test_sizes_that_are_none(text):
     with pytest.raises(StartupError, match="--kv-memory"):
         parse_bytes(text)

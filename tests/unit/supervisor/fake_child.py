@@ -5,6 +5,7 @@
     crash           ends with a traceback before it is ready
     once            good in its first life, `refuse` in the next ones (a marker beside the ready file tells)
     flaky           kills itself before it is ready, in its first life only
+    silent          never ready, ends on SIGTERM
     deaf            ready, ignores SIGTERM
     slow            ready, ends with 0 half a second after SIGTERM
 Other arguments are those that serve gives to every child.
@@ -33,6 +34,9 @@ def main() -> int:
         raise RuntimeError("a bug")
     if kind == "flaky" and first_life:
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "silent":
+        print("still loading", flush=True)
+        signal.pause()
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: None if kind == "deaf" else asked.set())
     report = {"pid": os.getpid(), "grpc": f"127.0.0.1:{int(options.get('--port', 0)) or 40000 + os.getpid() % 9999}"}

@@ -6,7 +6,7 @@ import typing
 import pytest
 from typer.models import OptionInfo
 
-from scheduler_svc.supervisor.options import OPTIONS
+from scheduler_svc.supervisor.options import OPTIONS, SIZE
 
 # Given to each child by serve itself.
 OWN = {
@@ -65,3 +65,16 @@ def test_every_service_knows_the_variables_of_the_others():
     for part in MODULES:
         variables = {info.envvar for info in parameters(part).values() if info.envvar}
         assert variables - scheduler.KNOWN_VARIABLES == set()
+
+
+@pytest.mark.parametrize("text", ["1", "1.5GiB", "2 tb", "3KiB", "4M", "", "1X", "GiB", "1e9", "-1"])
+def test_a_size_is_one_on_both_sides(text):
+    from executor_svc.config import parse_bytes
+    from executor_svc.errors import StartupError
+
+    try:
+        parse_bytes(text)
+        accepted = True
+    except StartupError:
+        accepted = False
+    assert bool(SIZE.fullmatch(text.strip())) == accepted
