@@ -259,8 +259,6 @@ def test_the_ready_line_says_how_to_go_on(start):
     (address,) = serve.ready()["grpc"]
     serve.until(lambda: f"try: stepwire chat --address {address}    (Ctrl-C here ends the service)" in serve.text)
     assert f"s: fake on {address}, metrics on http://127.0.0.1:" in serve.text
-<<<<<<< HEAD
-=======
 
 
 def test_there_is_nothing_to_drain_before_it_is_ready(start):
@@ -269,4 +267,3 @@ def test_there_is_nothing_to_drain_before_it_is_ready(start):
     assert serve.end(signal.SIGINT) == 0
     assert "ending before it was ready" in serve.text
     assert "drain" not in serve.text
->>>>>>> newcomer
