@@ -30,8 +30,12 @@ class Door:
         self._num_turns = 0.0
         self._turns_s = 0.0
         self._last_turn: float | None = None
+        # Since when somebody has been waiting; meaningful while somebody is.
+        self._crowded_since = 0.0
 
     def enter(self, state: RequestState) -> None:
+        if not self.num_waiting:
+            self._crowded_since = state.arrived
         self._waiting[state.request.priority, state.request.tenant] += 1
         self.num_waiting += 1
         self.num_waiting_tokens += len(state.request.prompt)
@@ -55,9 +59,12 @@ class Door:
                 self._turns_s *= 0.5
         self._last_turn = now
 
-    def wait_s(self, request: Request) -> float:
-        """The predicted wait; 0 until something is known."""
-        return self._num_ahead(request) * self._interval_s() if self._num_turns >= MIN_TURNS else 0.0
+    def wait_s(self, request: Request, now: float) -> float:
+        """The predicted wait; 0 until something is known. A turn that is overdue counts as far as it is."""
+        if self._num_turns < MIN_TURNS or self._last_turn is None or not self.num_waiting:
+            return 0.0
+        overdue_s = now - max(self._last_turn, self._crowded_since) - self._interval_s()
+        return self._num_ahead(request) * self._interval_s() + max(overdue_s, 0.0)
 
     def retry_after_s(self, num_over: int) -> float:
         """When that many of those who wait will probably have started."""

@@ -49,7 +49,7 @@ class Scheduler:
             raise AlreadyExists(f"handle {request.handle} is live", field="handle")
         # What runs already after the loss of a scheduler is not new load.
         if request.delivered is None:
-            self._check_queue(request)
+            self._check_queue(request, now)
         state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt), now)
         if state.sequences:
             self._queue.arrive(request.tenant, len(state.sequences))
@@ -60,7 +60,7 @@ class Scheduler:
             self._queue.push(sequence)
             self._finish_if_over(sequence)
 
-    def _check_queue(self, request: Request) -> None:
+    def _check_queue(self, request: Request, now: float) -> None:
         door, limits = self._door, self._limits
         num_over = door.num_waiting + 1 - limits.max_waiting
         num_tokens_over = door.num_waiting_tokens + len(request.prompt) - limits.max_waiting_tokens
@@ -68,7 +68,7 @@ class Scheduler:
             raise QueueFull("the queue is full", retry_after_s=door.retry_after_s(max(num_over, 1)))
         if limits.max_wait_s is None:
             return
-        wait_s = door.wait_s(request)
+        wait_s = door.wait_s(request, now)
         if wait_s > limits.max_wait_s:
             raise QueueFull(
                 f"its turn would come in {wait_s:.1f} s, the limit is {limits.max_wait_s:.1f} s",

@@ -18,6 +18,9 @@ def request(number: int, **fields: object) -> Request:
     return Request(**(defaults | fields), prompt=prompt, sampling=sampling)  # type: ignore[arg-type]
 
 
+NOW = float(MIN_TURNS)
+
+
 def door(policy: Policy, *waiting: Request) -> Door:
     """One turn a second."""
     door = Door(policy)
@@ -29,19 +32,19 @@ def door(policy: Policy, *waiting: Request) -> Door:
 
 
 def test_under_fcfs_everybody_is_ahead() -> None:
-    assert door(Policy.FCFS, request(1, priority=5), request(2)).wait_s(request(3)) == 2
+    assert door(Policy.FCFS, request(1, priority=5), request(2)).wait_s(request(3), NOW) == 2
 
 
 def test_under_priority_only_those_of_the_class_and_above_are_ahead() -> None:
     crowd = door(Policy.PRIORITY, request(1, priority=5), request(2, priority=0), request(3, priority=-1))
-    assert [crowd.wait_s(request(9, priority=priority)) for priority in (-2, -1, 0, 5)] == [0, 1, 2, 3]
+    assert [crowd.wait_s(request(9, priority=priority), NOW) for priority in (-2, -1, 0, 5)] == [0, 1, 2, 3]
 
 
 def test_under_fair_tenants_take_turns() -> None:
     crowd = door(Policy.FAIR, *(request(i, tenant="many") for i in range(10)), request(11, tenant="few"))
-    assert crowd.wait_s(request(12, tenant="many")) == 10 + 1
-    assert crowd.wait_s(request(12, tenant="few")) == 1 + 2
-    assert crowd.wait_s(request(12, tenant="new")) == 1 + 1
+    assert crowd.wait_s(request(12, tenant="many"), NOW) == 10 + 1
+    assert crowd.wait_s(request(12, tenant="few"), NOW) == 1 + 2
+    assert crowd.wait_s(request(12, tenant="new"), NOW) == 1 + 1
 
 
 def test_nothing_is_predicted_from_too_few_turns_or_from_idleness() -> None:
@@ -49,7 +52,7 @@ def test_nothing_is_predicted_from_too_few_turns_or_from_idleness() -> None:
     for second in range(100):  # each arrives after the turn before: nobody waited
         idle.turn(arrived=second - 0.5, now=float(second))
     idle.enter(RequestState(request(1), 0, np.zeros(2, np.uint64), 0.0))
-    assert idle.wait_s(request(2)) == 0
+    assert idle.wait_s(request(2), 100.0) == 0
     assert idle.retry_after_s(1) == pytest.approx(0.1)
 
 
@@ -57,7 +60,13 @@ def test_the_past_fades() -> None:
     crowd = door(Policy.FCFS, request(1))
     for i in range(1000):
         crowd.turn(arrived=0.0, now=8.0 + i / 10)
-    assert crowd.wait_s(request(2)) == pytest.approx(0.1, rel=0.05)
+    assert crowd.wait_s(request(2), 8.0 + 99.9) == pytest.approx(0.1, rel=0.05)
+
+
+def test_a_turn_that_is_overdue_counts() -> None:
+    crowd = door(Policy.FCFS, request(1))
+    assert crowd.wait_s(request(2), NOW + 1.0) == pytest.approx(1.0)
+    assert crowd.wait_s(request(2), NOW + 4.0) == pytest.approx(1.0 + 3.0)
 
 
 def test_leaving_makes_room() -> None:
@@ -68,7 +77,7 @@ def test_leaving_makes_room() -> None:
     assert (crowd.num_waiting, crowd.num_waiting_tokens) == (2, 6)
     for state in states:
         crowd.leave(state)
-    assert (crowd.num_waiting, crowd.num_waiting_tokens, crowd.wait_s(request(5))) == (0, 0, 0)
+    assert (crowd.num_waiting, crowd.num_waiting_tokens, crowd.wait_s(request(5), NOW)) == (0, 0, 0)
 
 
 def test_whose_turn_would_come_too_late_is_refused_and_told_when() -> None:
