@@ -126,7 +126,8 @@ def serve(tmp_path_factory, default_model):
 
 @pytest.fixture
 def ending_serve(tmp_path, default_model):
-    with Serve(tmp_path, "--model", str(default_model), "--backend", "simulated", frontends=2, env=SLOW) as running:
+    options = ("--model", str(default_model), "--backend", "simulated", "--verbose")
+    with Serve(tmp_path, *options, frontends=2, env=SLOW) as running:
         yield running
 
 
