@@ -15,7 +15,8 @@ import numpy as np
 
 NUM_BUCKETS = 96
 # The median, though each sequence may well exceed it: over many the sum stays near. At 0.8 a third of the pool stayed
-# idle and benchmarks.policy saw a seventh (60,000-token pool) to a third (20,000) less goodput; at 0.35 preemptions begin.
+# idle and benchmarks.policy saw a seventh (pool of 60,000 tokens) to a third (20,000) less goodput; at 0.35 preemptions
+# begin.
 QUANTILE = 0.5
 # Counts fade once there are that many: the past that matters is recent.
 MEMORY = 2048
