@@ -22,7 +22,6 @@ def both(tmp_path_factory):
         yield directory, source
 
 
-@pytest.mark.slow
 def test_weights_and_greedy_ids_are_those_of_transformers(both):
     directory, source = both
     ours = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -37,7 +36,6 @@ def test_weights_and_greedy_ids_are_those_of_transformers(both):
         assert drawn[0] == drawn[1], prompt
 
 
-@pytest.mark.slow
 def test_config_and_tokenizer_are_the_original_models(both):
     directory, _ = both
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
