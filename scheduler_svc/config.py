@@ -4,7 +4,6 @@ The only module of the bare scheduler that reads the environment. The option typ
 they are by every command that has the option.
 """
 
-import difflib
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -16,9 +15,7 @@ from typing import Annotated
 import typer
 
 from scheduler_svc.core.contract import Limits, Policy
-from scheduler_svc.errors import StartupError
-
-PREFIX = "STEPWIRE_"
+from scheduler_svc.environment import PREFIX, refuse_unknown
 
 
 class PolicyName(StrEnum):
@@ -200,20 +197,14 @@ def default_runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def check_environment(known: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
-    """A variable with our prefix that no option of ours reads is a mistake: better now than unnoticed."""
-    names = sorted(known)
-    for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in names:
-            close = difflib.get_close_matches(variable, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else "unset it"
-            raise StartupError(f"unknown environment variable {variable}: {hint}")
+    refuse_unknown(known, environ)
 
 
 # fmt: off
 _NAMES = (
     "API_KEYS", "BACKEND", "BIND_BEAT", "BIND_EXECUTOR", "BIND_FRONTEND", "BLOCK_SIZE", "CACHE", "CONNECT",
     "CONNECT_BEAT", "CURVE_CLIENTS", "CURVE_SECRET", "CURVE_SERVER", "DRAIN_TIMEOUT", "DTYPE",
-    "ENABLE_PREFIX_CACHING", "FENCE_EXIT", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE",
+    "ENABLE_PREFIX_CACHING", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE",
     "JOURNAL", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS",
     "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT", "MODEL",
     "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESUME_LIMIT", "RUNTIME_DIR",

@@ -4,16 +4,15 @@ Invariants: every value is checked here, before anything is started; a STEPWIRE_
 children inherit only the STEPWIRE_ variables that serve has no option for, the rest is on their command line.
 """
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scheduler_svc.environment import PREFIX, refuse_unknown
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor.options import EXECUTOR, FRONTEND, OPTIONS, SCHEDULER, Option, Value
 
-PREFIX = "STEPWIRE_"
 # Read by this process, through the model store.
 OWN_VARIABLES = ("STEPWIRE_CACHE",)
 # Options that a single service has and serve has not: the variable is handed on to it.
@@ -59,7 +58,7 @@ def read_serve_config(arguments: Mapping[str, str | bool | None]) -> ServeConfig
 
 
 def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]) -> ServeConfig:
-    refuse_unknown(environ)
+    refuse_unknown({option.variable for option in OPTIONS} | {*OWN_VARIABLES, *SERVICE_VARIABLES}, environ)
     values: dict[str, Value] = {}
     for option in OPTIONS:
         value = _value(option, arguments.get(option.key), environ)
@@ -75,15 +74,6 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
         verbose=bool(values.get("verbose", False)),
         forwarded={part: tuple(_forwarded(part, values)) for part in (SCHEDULER, EXECUTOR, FRONTEND)},
     )
-
-
-def refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = {option.variable for option in OPTIONS} | {*OWN_VARIABLES, *SERVICE_VARIABLES}
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else "unset it (`stepwire serve --help` lists the options)"
-            raise StartupError(f"unknown environment variable {name}: {hint}")
 
 
 def child_environment(part: str, extra: Mapping[str, str]) -> dict[str, str]:
