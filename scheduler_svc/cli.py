@@ -242,9 +242,17 @@ def health(
     *,
     address: Address = DEFAULT_ADDRESS,
     service: Annotated[str, typer.Option("--service", help="A service's full name; empty: the whole server.")] = "",
+    metrics: Annotated[
+        str, typer.Option("--metrics", metavar="HOST:PORT", help="Instead: does a process answer on its metrics port?")
+    ] = "",
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait.")] = 5.0,
 ) -> None:
-    """Exit status 0 when the frontend is SERVING."""
+    """Exit status 0 when the frontend is SERVING, or with --metrics when that process is alive."""
+    if metrics:
+        from scheduler_svc.client.alive import answers_metrics
+
+        print(answers_metrics(metrics, timeout))
+        return
     from scheduler_svc.client.health import advice, status
 
     answer = status(address, service, timeout)
@@ -260,12 +268,21 @@ ModelSpec = Annotated[str, typer.Argument(help="A directory, a .gguf file or a h
 
 
 @model.command()
-def fetch(spec: ModelSpec = "") -> None:
+def fetch(
+    spec: ModelSpec = "",
+    link: Annotated[str, typer.Option("--link", metavar="PATH", help="Make this symbolic link point to it.")] = "",
+) -> None:
     """Get what serving a model needs; print its directory."""
+    from pathlib import Path
+
+    from scheduler_svc.models.atomic import point_link
     from scheduler_svc.models.progress import RichProgress
     from scheduler_svc.models.store import resolve_model
 
-    print(resolve_model(spec, RichProgress()))
+    directory = resolve_model(spec, RichProgress())
+    if link:
+        point_link(Path(link), directory)
+    print(directory)
 
 
 @model.command(name="list")
