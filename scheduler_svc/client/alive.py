@@ -1,4 +1,4 @@
-"""Does a process answer on its metrics port? Liveness for containers whose service speaks no gRPC. Needs no gRPC itself."""
+"""Does a process answer on its metrics port? Liveness, for containers of services that speak no gRPC."""
 
 import http.client
 import urllib.error
@@ -8,7 +8,7 @@ from scheduler_svc.errors import StartupError
 
 
 def answers_metrics(address: str, timeout_s: float) -> str:
-    """"ALIVE"; raises StartupError when HOST:PORT does not answer with metrics in time."""
+    """ "ALIVE"; raises StartupError when HOST:PORT does not answer with metrics in time."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as reply:
             found = any(line.startswith(b"stepwire_") for line in reply)
