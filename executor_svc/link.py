@@ -326,13 +326,23 @@ def _connect(context: zmq.Context, endpoint: str, settings: LinkSettings) -> zmq
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.setsockopt(zmq.IPV6, 1)
     try:
-        if settings.curve_server is not None:
-            if settings.curve_secret is None:
-                raise StartupError("--curve-server needs --curve-secret, this executor's own key")
-            socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(settings.curve_secret)
-            socket.curve_serverkey = zmq.auth.load_certificate(settings.curve_server)[0]
+        if endpoint.startswith("tcp://"):
+            _use_curve(socket, settings)
         socket.connect(endpoint)
     except (zmq.ZMQError, OSError, ValueError) as error:
         socket.close()
         raise StartupError(f"cannot connect to {endpoint}: {error}") from error
     return socket
+
+
+def _use_curve(socket: zmq.Socket, settings: LinkSettings) -> None:
+    own, server = settings.curve_secret, settings.curve_server
+    if own is None and server is None:
+        return
+    if own is None or server is None:
+        raise StartupError("--curve-secret, this executor's own key, and --curve-server go together: give both")
+    public, secret = zmq.auth.load_certificate(own)
+    if secret is None:
+        raise StartupError(f"{own} holds no secret key: give the .key_secret file")
+    socket.curve_publickey, socket.curve_secretkey = public, secret
+    socket.curve_serverkey = zmq.auth.load_certificate(server)[0]

@@ -8,6 +8,7 @@
     │   ├── QueueFull           overload: come back after `retry_after_s`
     │   ├── Unavailable         draining, or the scheduler or executor is away: come back after `retry_after_s`
     │   ├── DeadlineExceeded
+    │   ├── Unauthenticated     no API key, or one that is not valid
     │   ├── Unimplemented       a feature this build does not have
     │   └── RequestFailed       our fault: INTERNAL
     ├── ExecutorError           the epoch ends, every request lives on
@@ -57,6 +58,10 @@ class Unavailable(RequestError):
 
 class DeadlineExceeded(RequestError):
     status = "DEADLINE_EXCEEDED"
+
+
+class Unauthenticated(RequestError):
+    status = "UNAUTHENTICATED"
 
 
 class Unimplemented(RequestError):

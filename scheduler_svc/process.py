@@ -31,10 +31,10 @@ LAST_FRAMES_S = 1.0
 def open_service(config: SchedulerConfig, metrics: SchedulerMetrics) -> Iterator[Service]:
     """The service with its sockets bound; they are closed at exit."""
     security = Security(secret=config.curve_secret, clients=config.curve_clients, insecure_wire=config.insecure_wire)
-    wire = Wire(security)
+    bad_frames = BadFrames()
+    wire = Wire(security, bad_frames)
     try:
         boot_id = secrets.randbits(64)
-        bad_frames = BadFrames()
         frontends = FrontendLink(wire, config.bind_frontend, boot_id, bad_frames)
         budget = StepBudget(config.step_timeout_s)
         executors = ExecutorLink(wire, (config.bind_executor, config.bind_beat), boot_id, bad_frames, budget)

@@ -70,7 +70,7 @@ class Generation:
         for message in self.choices[delta.index].messages(delta, cached_tokens):
             if self._is_first:
                 self._is_first = False
-                message.request_id = self._resolved.submit.request_id
+                message.request_id = self._resolved.request_id
                 message.prompt.num_tokens = len(self._resolved.prompt)
                 message.prompt.num_cached_tokens = cached_tokens
             yield message

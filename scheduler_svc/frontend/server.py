@@ -19,9 +19,12 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.stepwire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.errors import StartupError
+from scheduler_svc.frontend import api_keys, tls
+from scheduler_svc.frontend.auth import RequireKey
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.malformed import RefuseMalformed
 from scheduler_svc.frontend.service import InferenceService
+from scheduler_svc.hosts import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -70,26 +73,49 @@ class FrontendServer:
 
     async def start(self) -> None:
         """Listens. Must run in the loop that serves."""
-        self._server = grpc.aio.server(options=OPTIONS, interceptors=[RefuseMalformed()])
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=self._interceptors())
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(NAMES, self._server)
         for name in ("", *NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-        try:
-            port = self._server.add_insecure_port(self._config.address)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise StartupError(
-                f"cannot listen on {self._config.address}: the port is in use or the address is not of this host; "
-                "choose another --port or --host"
-            )
+        port = self._listen()
         self.address = join(self._config.host, port)
         await self._server.start()
         self._session.on_change(self._health_changed.set)
         self._health_changed.set()
         self._watcher = asyncio.create_task(self._watch_health())
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """Keys are asked for before anything of a request is looked at."""
+        if self._config.api_keys is None:
+            return [RefuseMalformed()]
+        keys = api_keys.watch(self._config.api_keys)
+        if not len(keys.get()):
+            log.warning("no_keys: --api-keys holds no key yet, every call is refused; `stepwire keys make` adds one")
+        return [RequireKey(keys, self._service.metrics), RefuseMalformed()]
+
+    def _listen(self) -> int:
+        """The port."""
+        config = self._config
+        files = tls.files_of(config.tls_cert, config.tls_key, config.tls_client_ca)
+        try:
+            if files is not None:
+                port = self._server.add_secure_port(config.address, tls.server_credentials(files))
+            else:
+                port = self._server.add_insecure_port(config.address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise StartupError(
+                f"cannot listen on {config.address}: the port is in use or the address is not of this host; "
+                "choose another --port or --host"
+            )
+        if files is None and not is_loopback(config.host):
+            log.warning("plaintext: %s", _exposure(has_keys=config.api_keys is not None))
+        elif config.api_keys is None and config.tls_client_ca is None and not is_loopback(config.host):
+            log.warning("open: anybody who reaches this port may use it; give --api-keys or --tls-client-ca")
+        return port
 
     def when_serving(self, callback: Callable[[], None]) -> None:
         """Runs once, the first time that requests can be computed."""
@@ -127,6 +153,12 @@ class FrontendServer:
         self._watcher.cancel()
         self._session.end_streams()
         await self._server.stop(LAST_MESSAGES_S)
+
+
+def _exposure(*, has_keys: bool) -> str:
+    if has_keys:
+        return "prompts, answers and API keys cross the network in the clear; give --tls-cert and --tls-key"
+    return "anybody who reaches this port may use it and read along; give --tls-cert, --tls-key and --api-keys"
 
 
 def check_ready_file(path: Path) -> None:

@@ -17,7 +17,7 @@ from scheduler_svc.errors import ExecutorLost, ProtocolViolation
 from scheduler_svc.links import versions_differ
 from scheduler_svc.links.budget import StepBudget
 from scheduler_svc.links.messages import geometry_fault, num_planned_tokens
-from scheduler_svc.links.transport import BadFrames, Wire, decode, drain, drain_router
+from scheduler_svc.links.transport import BadFrames, Wire, decode, well_formed
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class ExecutorLink:
         self, wire: Wire, endpoints: tuple[str, str], boot_id: int, bad_frames: BadFrames, budget: StepBudget
     ) -> None:
         """`endpoints`: of plans and of heartbeats."""
+        self._wire = wire
         self.socket = wire.bind_router(endpoints[0], HIGH_WATER_MARK)
         self.beat_socket = wire.bind_router(endpoints[1], HIGH_WATER_MARK)
         self.monitor = wire.monitor(self.socket, zmq.EVENT_DISCONNECTED)
@@ -81,7 +82,7 @@ class ExecutorLink:
 
     def receive(self, now: float) -> Iterator[step_pb2.StepResult]:
         """Results that are next in order. Raises ExecutorError when the epoch is over."""
-        for parts in drain(self.socket):
+        for parts in self._wire.drain(self.socket):
             message = decode(step_pb2.FromExecutor, parts[1]) if len(parts) == 2 else None
             if message is None:
                 self._bad_frames.add("executor")
@@ -99,7 +100,8 @@ class ExecutorLink:
 
     def receive_beats(self, now: float) -> None:
         """Notes who lives, and answers. Strangers get no answer: an executor we lost must notice that."""
-        for identity, message in drain_router(self.beat_socket, step_pb2.FromExecutor, self._bad_frames, "beat"):
+        beats = self._wire.drain(self.beat_socket)
+        for identity, message in well_formed(beats, step_pb2.FromExecutor, self._bad_frames, "beat"):
             if message.WhichOneof("body") != "beat":
                 self._bad_frames.add("beat")
                 continue

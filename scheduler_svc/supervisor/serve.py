@@ -167,6 +167,8 @@ class Service:
     def _announcement(self) -> str:
         addresses, name = self._addresses(), self.config.served_model_name or self.model.name
         target = "" if addresses[0].endswith(f":{DEFAULT_PORT}") else f" --address {addresses[0]}"
+        target += " --tls-ca FILE" if self.config.wants_tls else ""
+        target += " --api-key KEY" if self.config.wants_key else ""
         places = ", ".join(addresses)
         return (
             f"ready in {self.console.elapsed_s:.1f} s: {name} on {places}, metrics on {self._metrics_url}\n"

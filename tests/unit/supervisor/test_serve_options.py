@@ -41,8 +41,10 @@ def test_the_command_line_beats_the_environment():
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_is_also_a_variable(option):
-    samples = {"int": "1", "float": "0.5", "text": "x", "size": "4GiB", "flag": "off"}
-    environ = {option.variable: samples.get(option.kind, option.kind.split("|")[0])}
+    samples = {"int": "1", "float": "0.5", "text": "x", "size": "4GiB", "flag": "off", "file": __file__}
+    # TLS is a pair of files, whatever else is asked of it.
+    pair = {name: __file__ for name in ("STEPWIRE_TLS_CERT", "STEPWIRE_TLS_KEY") if option.name.startswith("tls-")}
+    environ = pair | {option.variable: samples.get(option.kind, option.kind.split("|")[0])}
     if not option.in_service:
         with pytest.raises(StartupError, match=f"^{option.variable} is not in this version: leave it out$"):
             build({}, environ)
@@ -66,7 +68,10 @@ def test_every_option_is_also_a_variable(option):
         ("backend", "gpu", "--backend 'gpu' is not one of auto, cuda, cpu, simulated"),
         ("kv_memory", "lots", "--kv-memory 'lots' is not a size: write bytes or a number with a unit, as in 4GiB"),
         ("model", " ", "--model is empty: give it a value or leave it out"),
-        ("api_keys", "/nonexistent", "--api-keys is not in this version: leave it out"),
+        ("api_keys", "/nonexistent", "--api-keys '/nonexistent' is not a file that can be read"),
+        ("tls_cert", __file__, "--tls-cert needs --tls-key as well"),
+        ("tls_client_ca", __file__, "--tls-client-ca needs --tls-cert as well"),
+        ("journal", "x", "--journal is not in this version: leave it out"),
     ],
 )
 def test_a_bad_value_is_one_line_naming_option_and_range(key, text, message):
