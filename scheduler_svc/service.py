@@ -154,7 +154,7 @@ class Service:
     def _end_epoch(self, error: ExecutorError, now: float) -> None:
         self._executors.end_epoch(str(error), now)
         self._core.executor_lost()
-        self._metrics.epoch_ended()
+        self._metrics.epoch_ended(error.reason)
 
     def _begin_epoch(self, now: float) -> None:
         executor = self._executors.next_executor(now)
