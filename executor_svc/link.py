@@ -10,6 +10,7 @@ that a long step is told from a dead process. Knows nothing of rows, blocks or m
                 case StepPlan(): ...compute...; link.send_result(result)   # or link.fault("why", kind)
 """
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -66,6 +67,8 @@ class LinkSettings:
     hung_after_s: float = 20.0
     # End when this is no longer our parent. None: do not look.
     parent_pid: int | None = None
+    # Renewed with every heartbeat, for whoever watches over this process. None: nobody does.
+    pulse_file: Path | None = None
     insecure_wire: bool = False
     # CURVE certificate files: our own secret one, and the scheduler's public one.
     curve_secret: Path | None = None
@@ -271,6 +274,8 @@ class Heart:
                     self._end_process(EXIT_HUNG)
                     return
                 self._beat(socket)
+                if self._settings.pulse_file is not None:
+                    renew(self._settings.pulse_file)
                 deadline = time.monotonic() + BEAT_EVERY_S
                 while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
                     if socket.poll(round(min(left, POLL_EVERY_S) * 1000)):
@@ -301,6 +306,12 @@ class Heart:
         if message.WhichOneof("body") == "beat":
             self.scheduler_boot_id = message.beat.instance_id
             self.last_heard = time.monotonic()
+
+
+def renew(path: Path) -> None:
+    """Sets its modification time to now."""
+    with contextlib.suppress(OSError):  # not written yet, or the supervisor has cleaned up: nobody looks at it
+        os.utime(path)
 
 
 def check_endpoint(endpoint: str, settings: LinkSettings) -> None:

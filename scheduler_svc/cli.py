@@ -242,11 +242,13 @@ def health(
     *,
     address: Address = DEFAULT_ADDRESS,
     service: Annotated[str, typer.Option("--service", help="A service's full name; empty: the whole server.")] = "",
+    live: Annotated[bool, typer.Option("--live", help="Only whether the frontend lives, for liveness probes.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait.")] = 5.0,
 ) -> None:
-    """Exit status 0 when the frontend is SERVING."""
-    from scheduler_svc.client.health import advice, status
+    """Exit status 0 when the frontend is SERVING: a request would be computed. With --live: when it answers at all."""
+    from scheduler_svc.client.health import LIVENESS, advice, status
 
+    service = LIVENESS if live else service
     answer = status(address, service, timeout)
     print(answer)
     if hint := advice(answer, address, service):

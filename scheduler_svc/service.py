@@ -42,6 +42,7 @@ class Service:
         drain_timeout_s: float,
         metrics: SchedulerMetrics,
         bad_frames: BadFrames,
+        pulse: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
@@ -51,6 +52,7 @@ class Service:
         self._drain_timeout_s = drain_timeout_s
         self._metrics = metrics
         self._bad_frames = bad_frames
+        self._pulse = pulse
         self._clock = clock
         self._poller = Poller(frontends.socket, executors.socket, executors.beat_socket, executors.monitor)
         self._outputs: list[Output] = []
@@ -219,6 +221,8 @@ class Service:
             self._core.check()
         if now >= self._metrics_at or (is_idle and not self._was_idle):
             self._metrics_at = now + METRICS_EVERY_S
+            if self._pulse is not None:
+                self._pulse()
             self._metrics.update(self._core.stats())
             self._metrics.update_links(
                 sessions=self._frontends.num_sessions,

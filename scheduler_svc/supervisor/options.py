@@ -137,6 +137,18 @@ OPTIONS: tuple[Option, ...] = (
         parts=(FRONTEND, SCHEDULER),
     ),
     Option(
+        "max-executor-deaths",
+        "int",
+        "Executors that a request may take with it, the last one alone, before it ends with INTERNAL.",
+        "4",
+        3,
+        100,
+        parts=(SCHEDULER,),
+    ),
+    Option("restart-limit", "int", "Restarts of one child within the window; one more ends the service.", "5", 0, 1000),
+    Option("restart-window", "float", "Seconds.", "600", 0.1, 86400),
+    Option("silence-limit", "float", "Seconds without a sign of life until a child is killed.", "10", 0.5, 3600),
+    Option(
         "tls-cert",
         "file",
         "Certificate chain (PEM) of the frontends. Not in this version.",
