@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from executor_svc.backends.base import StepOutput
-from executor_svc.errors import ComputeFault
+from executor_svc.errors import NotFinite
 from executor_svc.noise import NoiseSource, draw_key, exponential
 from executor_svc.sampling import NO_LOGPROBS, History, SamplingBatch
 from protos.stepwire.wire.v1 import step_pb2
@@ -37,7 +37,7 @@ class Sampler:
         token_ids = logits.argmax(axis=1)
         largest = np.take_along_axis(logits, token_ids[:, None], axis=1)[:, 0]
         if not np.isfinite(largest).all():  # argmax finds not-a-number first
-            raise ComputeFault("the model's logits are not finite")
+            raise NotFinite("the model's logits are not finite")
         token_ids = token_ids.astype(np.int32)
         parameters = batch.parameters
         adjusted = {}

@@ -261,20 +261,25 @@ def health(
     metrics: Annotated[
         str, typer.Option("--metrics", metavar="HOST:PORT", help="Instead: does a process answer on its metrics port?")
     ] = "",
+    live: Annotated[bool, typer.Option("--live", help="Only whether the frontend lives, for liveness probes.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait.")] = 5.0,
     api_key: ApiKey = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
 ) -> None:
-    """Exit status 0 when the frontend is SERVING, or with --metrics when that process is alive."""
+    """Exit status 0 when the frontend is SERVING: a request would be computed. With --live: when it answers at all.
+
+    With --metrics: when that process, whichever service it is, answers on its metrics port.
+    """
     if metrics:
         from scheduler_svc.client.alive import answers_metrics
 
         print(answers_metrics(metrics, timeout))
         return
-    from scheduler_svc.client.health import advice, status
+    from scheduler_svc.client.health import LIVENESS, advice, status
 
+    service = LIVENESS if live else service
     answer = status(address, service, timeout, Access(api_key, tls_ca, tls_cert, tls_key))
     print(answer)
     if hint := advice(answer, address, service):

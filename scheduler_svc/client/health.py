@@ -6,6 +6,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scheduler_svc.client.config import Access
 from scheduler_svc.client.connection import OPEN, channel, nothing_answers
 
+# As frontends name it.
+LIVENESS = "liveness"
+
 
 def status(address: str, service: str, timeout_s: float, access: Access = OPEN) -> str:
     """The health status by name, or the gRPC status when there was no answer."""

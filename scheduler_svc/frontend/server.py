@@ -1,9 +1,12 @@
 """The gRPC server around the service: options, health, reflection, readiness, drain. Knows no requests.
 
-Health follows the whole path: SERVING means that a request handed over now would be computed.
+Health follows the whole path: SERVING means that a request handed over now would be computed. Within 5 s of a scheduler
+or an executor that stands still it is NOT_SERVING. The name "liveness" is SERVING as long as this process answers, also
+while it drains: what restarts a frontend for the state of an executor restarts everything for one fault.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -55,6 +58,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 # After the drain: time for the last messages to leave.
 LAST_MESSAGES_S = 0.5
+PULSE_EVERY_S = 1.0
+# The health service's name for whether this process lives, whatever is the matter with what stands behind it.
+LIVENESS = "liveness"
 
 
 class FrontendServer:
@@ -79,6 +85,7 @@ class FrontendServer:
         reflection.enable_server_reflection(NAMES, self._server)
         for name in ("", *NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         port = self._listen()
         self.address = join(self._config.host, port)
         await self._server.start()
@@ -142,8 +149,8 @@ class FrontendServer:
 
     async def drain(self) -> None:
         """NOT_SERVING at once, no new streams, time for those that run, then the end."""
+        await self._set_serving(False)
         self._is_draining = True
-        await self._health.enter_graceful_shutdown()
         log.info("draining active=%d timeout_s=%g", self._service.num_active, self._config.drain_timeout_s)
         if not await self._service.drain(self._config.drain_timeout_s):
             log.warning("drain timeout: %d streams are cut", self._service.num_active)
@@ -175,8 +182,16 @@ def write_ready_file(path: Path, address: str) -> None:
     """A reader sees the whole object or none."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
-        json.dump({"grpc": address, "pid": os.getpid()}, file)
+        json.dump({"grpc": address, "pid": os.getpid(), "pulse": True}, file)
     os.replace(name, path)
+
+
+async def renew_for_ever(path: Path) -> None:
+    """Its modification time is the sign of life of this process: that of the loop that serves."""
+    while True:
+        with contextlib.suppress(OSError):  # not written yet, or the supervisor has cleaned up: nobody looks at it
+            os.utime(path)
+        await asyncio.sleep(PULSE_EVERY_S)
 
 
 async def serve(config: FrontendConfig, service: InferenceService, session: Any) -> None:
@@ -197,6 +212,7 @@ async def serve(config: FrontendConfig, service: InferenceService, session: Any)
     await asyncio.gather(session.start(), loop.run_in_executor(None, service.chat_template.start))
     try:
         await server.start()
+        pulse = asyncio.create_task(renew_for_ever(ready_file)) if ready_file is not None else None
         log.info("listening on %s", server.address)
         await stopping.wait()
         drain = asyncio.create_task(server.drain())
@@ -205,6 +221,8 @@ async def serve(config: FrontendConfig, service: InferenceService, session: Any)
         for task in (drain, rush):
             task.cancel()
         await server.stop()
+        if pulse is not None:
+            pulse.cancel()
     finally:
         service.close()
         await session.close()

@@ -26,6 +26,7 @@ SERVICE_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "STEPWIRE_SIM_STEP_US": (EXECUTOR,),
     "STEPWIRE_SIM_TOKEN_US": (EXECUTOR,),
     "STEPWIRE_SIM_KV_US": (EXECUTOR,),
+    "STEPWIRE_SIM_FAULT": (EXECUTOR,),
 }
 DEFAULT_PORT = 50051
 DEFAULT_METRICS_PORT = 9464
@@ -47,6 +48,10 @@ class ServeConfig:
     # What clients need to get in, for the line that says how.
     wants_tls: bool = False
     wants_key: bool = False
+    # Of one child: restarts within the window before serve gives up; seconds without a sign of life.
+    restart_limit: int = 5
+    restart_window_s: float = 600.0
+    silence_limit_s: float = 10.0
     forwarded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -77,6 +82,9 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
         verbose=bool(values.get("verbose", False)),
         wants_tls="tls_cert" in values,
         wants_key="api_keys" in values,
+        restart_limit=int(values.get("restart_limit", 5)),
+        restart_window_s=float(values.get("restart_window", 600.0)),
+        silence_limit_s=float(values.get("silence_limit", 10.0)),
         forwarded={part: tuple(_forwarded(part, values)) for part in (SCHEDULER, EXECUTOR, FRONTEND)},
     )
 

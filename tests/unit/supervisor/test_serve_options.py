@@ -10,7 +10,8 @@ from scheduler_svc.supervisor.options import OPTIONS, Option
 FROZEN = (
     *("model", "served-model-name", "host", "port", "frontends", "backend", "dtype", "kv-dtype", "block-size"),
     *("num-blocks", "kv-memory", "gpu-memory-utilization", "max-model-len", "max-num-seqs", "max-num-batched-tokens"),
-    *("max-waiting", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout", "tls-cert", "tls-key"),
+    *("max-waiting", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout"),
+    *("max-executor-deaths", "restart-limit", "restart-window", "silence-limit", "tls-cert", "tls-key"),
     *("tls-client-ca", "api-keys", "metrics-port", "journal", "ready-file", "verbose"),
 )
 
@@ -41,7 +42,7 @@ def test_the_command_line_beats_the_environment():
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_is_also_a_variable(option):
-    samples = {"int": "1", "float": "0.5", "text": "x", "size": "4GiB", "flag": "off", "file": __file__}
+    samples = {"int": str(max(1, option.low)), "float": "0.5", "text": "x", "size": "4GiB", "flag": "off", "file": __file__}
     # TLS is a pair of files, whatever else is asked of it.
     pair = {name: __file__ for name in ("STEPWIRE_TLS_CERT", "STEPWIRE_TLS_KEY") if option.name.startswith("tls-")}
     environ = pair | {option.variable: samples.get(option.kind, option.kind.split("|")[0])}
