@@ -67,3 +67,17 @@ def curve(
         raise StartupError(f"{bad[0]!r} is no name for a key: use letters, digits, dashes and underscores")
     for path in make_certificates(directory, wanted):
         print(path)
+
+
+@keys.command()
+def services(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="With a directory for each service.")],
+) -> None:
+    """Make CURVE keys for containers, each service's in a directory of its own. Keys that are there stay.
+
+    DIR/scheduler, DIR/frontend and DIR/executor: a volume each, so that no service can read another's secret.
+    """
+    from scheduler_svc.links.curve import make_for_services
+
+    made = make_for_services(directory)
+    print("\n".join(map(str, made)) if made else f"the keys in {directory} stay as they are")

@@ -6,6 +6,7 @@ given up within a lease. Knows nothing of what messages mean.
 """
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from scheduler_svc.watched import Watched
 DOMAIN = "stepwire"
 SCHEDULER = "scheduler"
 CLIENTS = "clients"
+SERVICES = (SCHEDULER, "frontend", "executor")
 
 
 class AllowList:
@@ -124,3 +126,40 @@ def make_certificates(directory: Path, names: Sequence[str]) -> list[Path]:
     finally:
         os.umask(umask)
     return made
+
+
+def make_for_services(directory: Path) -> list[Path]:
+    """The three services' keys, each in DIRECTORY/SERVICE with what that service needs and no more.
+
+    All of them or none: returns [] when all are there, and raises StartupError when only some are.
+    """
+    secrets = [directory / name / f"{name}.key_secret" for name in SERVICES]
+    there = [path for path in secrets if path.exists()]
+    if len(there) == len(secrets):
+        return []
+    if there:
+        missing = next(path for path in secrets if path not in there)
+        raise StartupError(
+            f"{there[0]} exists but {missing} does not: remove all keys in {directory}, or bring it back"
+        )
+    with tempfile.TemporaryDirectory(dir=_writable(directory)) as folder:
+        made = Path(folder)
+        make_certificates(made, SERVICES)
+        wanted = {name: [made / f"{name}.key_secret", made / f"{SCHEDULER}.key"] for name in SERVICES}
+        wanted[SCHEDULER] += sorted((made / CLIENTS).iterdir())
+        return [_install(path, directory / name / path.relative_to(made)) for name in SERVICES for path in wanted[name]]
+
+
+def _writable(directory: Path) -> Path | None:
+    """The directory itself where files may be made in it; else where temporary files go."""
+    return directory if directory.is_dir() and os.access(directory, os.W_OK) else None
+
+
+def _install(source: Path, target: Path) -> Path:
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.touch(mode=0o600)
+        target.write_bytes(source.read_bytes())
+    except OSError as error:
+        raise StartupError(f"cannot write {target}: {error.strerror}") from None
+    return target
