@@ -59,6 +59,8 @@ def main(
         int | None, option("max-num-batched-tokens", "Tokens of one step.", min=1, max=2**20)
     ] = None,
     threads: Annotated[int | None, option("threads", "CPU threads; default: all cores.", min=1, max=1024)] = None,
+    metrics_host: Annotated[str, option("metrics-host", "Address of the metrics endpoint.")] = "127.0.0.1",
+    metrics_port: Annotated[int, option("metrics-port", "Prometheus; 0: none.", min=0, max=65_535)] = 0,
     ready_file: Annotated[Path | None, option("ready-file", "Written once the model is loaded.")] = None,
     parent_pid: Annotated[int | None, option("parent-pid", "End when this is no longer the parent.", min=1)] = None,
     insecure_wire: Annotated[bool, option("insecure-wire", "Allow plain tcp beyond this host.")] = False,
@@ -83,7 +85,7 @@ def main(
         max_num_batched_tokens=max_num_batched_tokens,
     )
     simulation = SimulationSettings(sim_vocab_size, sim_step_us, sim_token_us, sim_kv_us, sim_fault)
-    config = ExecutorConfig(model, backend, dtype, kv_dtype, sizes, simulation, threads)
+    config = ExecutorConfig(model, backend, dtype, kv_dtype, sizes, simulation, threads, metrics_host, metrics_port)
     from executor_svc.link import LinkSettings
     from executor_svc.serve import serve
 

@@ -83,6 +83,8 @@ class ExecutorConfig:
     sizes: SizeSettings = SizeSettings()
     simulation: SimulationSettings = SimulationSettings()
     threads: int | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0  # 0: no endpoint
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -11,20 +11,25 @@ from executor_svc.backends.base import Backend
 from executor_svc.backends.select import make_backend
 from executor_svc.config import ExecutorConfig
 from executor_svc.link import ExecutorLink, LinkSettings
+from executor_svc.metrics import ExecutorMetrics
 from executor_svc.startup import Startup
 from executor_svc.worker import Worker
 from protos.stepwire.wire.v1 import step_pb2
 
 
 def serve(config: ExecutorConfig, settings: LinkSettings, ready_file: Path | None) -> None:
+    metrics = ExecutorMetrics()
+    if config.metrics_port:
+        metrics.serve(config.metrics_host, config.metrics_port)
     startup = Startup()
     backend = make_backend(config, startup)
-    worker = Worker(backend)
+    worker = Worker(backend, metrics.step)
     with ExecutorLink(hello_of(backend), settings) as link:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: link.stop())
         startup.note(describe(backend))
+        metrics.loaded()
         if ready_file is not None:
             write_ready_file(ready_file, backend)
         worker.serve(link)

@@ -6,6 +6,7 @@ device among them, leaves serve() after a last fault: the process ends and the s
 """
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from executor_svc.backends.base import Backend
@@ -27,9 +28,11 @@ class Link(Protocol):
 
 
 class Worker:
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: Backend, observe: Callable[[step_pb2.StepResult], None] = lambda _: None):
+        """`observe` hears of every result once it is on its way."""
         self.rows = RowTable(backend.geometry)
         self._backend = backend
+        self._observe = observe
 
     def serve(self, link: Link) -> None:
         while (event := link.receive()) is not None:
@@ -46,6 +49,7 @@ class Worker:
                 raise
             else:
                 link.send_result(result)
+                self._observe(result)
 
     def reset(self) -> None:
         self.rows.reset()

@@ -139,9 +139,7 @@ def make_for_services(directory: Path) -> list[Path]:
         return []
     if there:
         missing = next(path for path in secrets if path not in there)
-        raise StartupError(
-            f"{there[0]} exists but {missing} does not: remove all keys in {directory}, or bring it back"
-        )
+        raise StartupError(f"{there[0]} exists but {missing} does not: bring it back, or remove all of {directory}")
     with tempfile.TemporaryDirectory(dir=_writable(directory)) as folder:
         made = Path(folder)
         make_certificates(made, SERVICES)
