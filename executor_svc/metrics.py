@@ -1,7 +1,7 @@
 """The executor's Prometheus metrics. Told each result as it leaves; knows nothing of plans, rows or devices.
 
-Alone, the process answers GET /metrics from a thread of its own, from before the model is loaded. Under a supervisor that
-sets PROMETHEUS_MULTIPROC_DIR the numbers go to files there (prometheus_client decides that at import).
+Alone, the process answers GET /metrics from a thread of its own, from before the model is loaded. Under a supervisor
+that sets PROMETHEUS_MULTIPROC_DIR the numbers go to files there (prometheus_client decides that at import).
 """
 
 from typing import Literal
