@@ -12,7 +12,8 @@ FROZEN = (
     *("num-blocks", "kv-memory", "gpu-memory-utilization", "max-model-len", "max-num-seqs", "max-num-batched-tokens"),
     *("max-waiting", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout"),
     *("max-executor-deaths", "restart-limit", "restart-window", "silence-limit", "tls-cert", "tls-key"),
-    *("tls-client-ca", "api-keys", "metrics-port", "journal", "ready-file", "verbose"),
+    *("tls-client-ca", "api-keys", "metrics-port", "journal", "journal-limit", "journal-unmasked", "ready-file"),
+    "verbose",
 )
 
 
