@@ -55,17 +55,20 @@ class RecordedScheduler(Scheduler):
 
     def cancel_request(self, request_id: str) -> bool:
         found = super().cancel_request(request_id)
-        self._journal.note(0.0, "cancel_request", request_id)
+        if found:
+            self._journal.note(0.0, "cancel_request", request_id)
         return found
 
     def cancel_handle(self, session: int, handle: int) -> bool:
         found = super().cancel_handle(session, handle)
-        self._journal.note(0.0, "cancel_handle", journal_pb2.JournalHandle(session=session, handle=handle))
+        if found:
+            self._journal.note(0.0, "cancel_handle", journal_pb2.JournalHandle(session=session, handle=handle))
         return found
 
     def drop_session(self, session: int) -> int:
         count = super().drop_session(session)
-        self._journal.note(0.0, "drop_session", session)
+        if count:
+            self._journal.note(0.0, "drop_session", session)
         return count
 
     def plan(self, now: float) -> step_pb2.StepPlan | None:
@@ -88,8 +91,10 @@ class RecordedScheduler(Scheduler):
         return output if self._tokens is None else self._tokens.output(output)
 
     def executor_lost(self) -> None:
+        had_one = self._epoch is not None
         super().executor_lost()
-        self._journal.note(0.0, "executor_lost", journal_pb2.JournalLost())
+        if had_one:
+            self._journal.note(0.0, "executor_lost", journal_pb2.JournalLost())
 
     def reset(self, geometry: Geometry, boot_id: int, epoch: int) -> None:
         if self._tokens is None and self._mask_key is not None:
