@@ -81,6 +81,8 @@ async def test_what_stands_still_for_good_is_replaced_and_health_says_so_meanwhi
             os.kill(before[0], signal.SIGSTOP)
             await until(lambda: health(serve) == health_pb2.HealthCheckResponse.NOT_SERVING)
             assert health(serve, "liveness") == health_pb2.HealthCheckResponse.SERVING
+            live = await asyncio.to_thread(stepwire, "health", "--live", "--address", serve.addresses[0])
+            assert (live.returncode, live.stdout) == (0, "SERVING\n")
             await until(lambda: pids(serve, part) != before)
             await until(lambda: health(serve) == health_pb2.HealthCheckResponse.SERVING)
         assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
