@@ -79,8 +79,13 @@ class Service:
         # What is there now stays; the collector need not walk it again in the middle of a step.
         gc.collect()
         gc.freeze()
-        while self.turn():
-            pass
+        try:
+            while self.turn():
+                pass
+        finally:
+            # Also after a bug: what led to it is what a journal is for.
+            if self._after_turn is not None:
+                self._after_turn()
 
     def turn(self) -> bool:
         """Waits until something arrives or a tick passes, and acts on it. False: drained, nothing is left to do."""

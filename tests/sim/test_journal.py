@@ -98,6 +98,21 @@ def difference_of(replay: Replay) -> str:
     return ""
 
 
+def test_a_bug_that_ends_the_scheduler_is_met_again(tmp_path):
+    world = RecordedWorld(3, tmp_path, masked=True)
+    with patched(Memory, "publish_drawn", refuse), pytest.raises(AssertionError, match="a bug"):
+        world.run()
+    world.scheduler.flush()
+    (path,) = world.paths[-1:]
+    replayed(path)  # the core that has no such bug
+    with patched(Memory, "publish_drawn", refuse):
+        assert "is met by AssertionError" in difference_of(Replay(path))
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("a bug")
+
+
 def test_a_torn_tail_costs_what_was_torn(tmp_path):
     (path,) = RecordedWorld(3, tmp_path, masked=True).run().paths[-1:]
     whole, data = replayed(path), path.read_bytes()
