@@ -10,11 +10,10 @@ from protos.stepwire.wire.v1 import journal_pb2
 from scheduler_svc.core import planner
 from scheduler_svc.core.contract import Limits
 from scheduler_svc.core.memory import Memory
-from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.errors import StartupError
 from scheduler_svc.journal.frames import FrameReader
 from scheduler_svc.journal.replay import Difference, Replay, parse_position, report
-from tests.sim.mutants import patched, wrap
+from tests.sim.mutants import patched
 from tests.sim.recorded import RecordedWorld
 
 NUM_WORLDS = 24
@@ -70,9 +69,7 @@ def test_a_masked_life_is_the_life_and_shows_no_prompt(tmp_path):
 MUTANTS = {
     "smaller chunks": lambda: patched(planner.Planner, "_share", staticmethod(lambda left, others_wait: -(-left // 3))),
     "nothing is shared": lambda: patched(Memory, "find_prefix", lambda memory, sequence: []),
-    "last come, first served": lambda: wrap(
-        WaitingQueue, "rank", lambda rank: lambda queue, sequence: (1 << 61) - rank(queue, sequence)
-    ),
+    "a block too many": lambda: patched(planner, "blocks_for", lambda num_tokens, size: num_tokens // size + 1),
 }
 
 
