@@ -288,6 +288,34 @@ def health(
 
 
 app.add_typer(keys, name="keys")
+
+
+@app.command()
+def replay(
+    file: Annotated[str, typer.Argument(help="A journal: serve --journal FILE wrote it, and FILE.1 before it.")],
+    *,
+    until: Annotated[str, typer.Option("--until", metavar="[EPOCH:]STEP", help="Stop after this step.")] = "",
+    story: Annotated[str, typer.Option("--story", metavar="REQUEST", help="Show what happened to this request.")] = "",
+) -> None:
+    """Run the scheduler's core over a journal again, and compare every plan.
+
+    Exit status 1 when a plan differs from the one that was made: the first that does is named.
+    """
+    from pathlib import Path
+
+    from scheduler_svc.journal.replay import Difference, Replay, parse_position, report
+
+    run = Replay(Path(file))
+    try:
+        run.run(parse_position(until) if until else None)
+    except Difference as difference:
+        raise StartupError(f"after {run.num_plans} plans that are the same: {difference}") from None
+    finally:
+        if story and run.num_entries:
+            print("\n".join(run.core.story(story)) or f"nothing is known of request {story}")
+    print("\n".join(report(run)))
+
+
 model = typer.Typer(help="The model cache: $STEPWIRE_CACHE, else the XDG cache directory.", no_args_is_help=True)
 app.add_typer(model, name="model")
 ModelSpec = Annotated[str, typer.Argument(help="A directory, a .gguf file or a hub id; nothing: the default model.")]

@@ -132,6 +132,30 @@ MaxExecutorDeaths = Annotated[
         help="A request that was at work in so many deaths of executors, the last one alone, ends with INTERNAL.",
     ),
 ]
+JournalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal", envvar="STEPWIRE_JOURNAL", help="Write what the core is told, and digests of its plans, to FILE."
+    ),
+]
+JournalLimit = Annotated[
+    int,
+    typer.Option(
+        "--journal-limit",
+        envvar="STEPWIRE_JOURNAL_LIMIT",
+        min=1,
+        max=1_048_576,
+        help="MiB of the journal and of the part before it, FILE.1, together.",
+    ),
+]
+JournalUnmasked = Annotated[
+    bool,
+    typer.Option(
+        "--journal-unmasked/--no-journal-unmasked",
+        envvar="STEPWIRE_JOURNAL_UNMASKED",
+        help="Token ids, tenants and salts as they are: who has the file can read prompts.",
+    ),
+]
 MetricsHost = Annotated[
     str, typer.Option("--metrics-host", envvar="STEPWIRE_METRICS_HOST", help="Address of the metrics endpoint.")
 ]
@@ -165,6 +189,9 @@ class SchedulerConfig:
     drain_timeout_s: float = 30.0
     step_timeout_s: float = 5.0
     max_executor_deaths: int = 4
+    journal: Path | None = None
+    journal_limit_mib: int = 256
+    journal_unmasked: bool = False
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     ready_file: Path | None = None

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -39,18 +39,34 @@ def open_service(config: SchedulerConfig, metrics: SchedulerMetrics) -> Iterator
         frontends = FrontendLink(wire, config.bind_frontend, boot_id, bad_frames)
         budget = StepBudget(config.step_timeout_s)
         executors = ExecutorLink(wire, (config.bind_executor, config.bind_beat), boot_id, bad_frames, budget)
+        core, after_turn = make_core(config)
         yield Service(
-            Scheduler(config.limits(hash_key=secrets.token_bytes(32))),
+            core,
             frontends,
             executors,
             pipeline_depth=config.pipeline_depth,
             drain_timeout_s=config.drain_timeout_s,
             metrics=metrics,
             bad_frames=bad_frames,
+            after_turn=after_turn,
             pulse=partial(renew, config.ready_file) if config.ready_file is not None else None,
         )
     finally:
         wire.close(linger_s=LAST_FRAMES_S)
+
+
+def make_core(config: SchedulerConfig) -> tuple[Scheduler, Callable[[], None] | None]:
+    """The core, and what is to be called after every turn of the poll loop."""
+    limits = config.limits(hash_key=secrets.token_bytes(32))
+    if config.journal is None:
+        return Scheduler(limits), None
+    # Only who asked for a journal pays for its imports.
+    from scheduler_svc.journal.recorder import Journal, RecordedScheduler
+
+    masked = not config.journal_unmasked
+    journal = Journal(config.journal, limits, limit_bytes=config.journal_limit_mib << 20, masked=masked)
+    core = RecordedScheduler(limits, journal, secrets.token_bytes(32) if masked else None)
+    return core, core.flush
 
 
 def run_scheduler(config: SchedulerConfig) -> None:

@@ -43,6 +43,7 @@ class Service:
         metrics: SchedulerMetrics,
         bad_frames: BadFrames,
         pulse: Callable[[], None] | None = None,
+        after_turn: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
@@ -53,6 +54,7 @@ class Service:
         self._metrics = metrics
         self._bad_frames = bad_frames
         self._pulse = pulse
+        self._after_turn = after_turn
         self._clock = clock
         self._poller = Poller(frontends.socket, executors.socket, executors.beat_socket, executors.monitor)
         self._outputs: list[Output] = []
@@ -77,8 +79,13 @@ class Service:
         # What is there now stays; the collector need not walk it again in the middle of a step.
         gc.collect()
         gc.freeze()
-        while self.turn():
-            pass
+        try:
+            while self.turn():
+                pass
+        finally:
+            # Also after a bug: what led to it is what a journal is for.
+            if self._after_turn is not None:
+                self._after_turn()
 
     def turn(self) -> bool:
         """Waits until something arrives or a tick passes, and acts on it. False: drained, nothing is left to do."""
@@ -91,6 +98,8 @@ class Service:
         self._plan(now)
         self._fan_out(now)
         self._housekeeping(now)
+        if self._after_turn is not None:
+            self._after_turn()
         return not self._is_drained(now)
 
     # ---- frontends ---------------------------------------------------------------------------------------------

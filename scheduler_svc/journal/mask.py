@@ -55,9 +55,17 @@ class TokenMask:
     def result(self, result: step_pb2.StepResult) -> step_pb2.StepResult:
         if len(result.token_ids) % 4:
             return result  # refused by the core, as it is
-        masked = step_pb2.StepResult()
-        masked.CopyFrom(result)
-        masked.token_ids = self.ids(np.frombuffer(result.token_ids, "<i4")).tobytes()
+        masked = step_pb2.StepResult(
+            boot_id=result.boot_id,
+            epoch=result.epoch,
+            step_id=result.step_id,
+            token_ids=self.ids(np.frombuffer(result.token_ids, "<i4")).tobytes(),
+            forward_us=result.forward_us,
+            num_rows=result.num_rows,
+            num_stored_tokens=result.num_stored_tokens,
+        )
+        if result.logprobs:
+            masked.logprobs.extend(result.logprobs)
         return masked
 
     # ---- and back ----------------------------------------------------------------------------------------------
@@ -75,7 +83,7 @@ class TokenMask:
 
     def output(self, output: Output) -> Output:
         if len(output.token):
-            output.token = self._back[output.token]
+            output.token = self._back.take(output.token)
         output.finished = [
             finished
             if finished.stop_token_id is None
@@ -87,8 +95,12 @@ class TokenMask:
 
 def _mapped(table: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Ids outside the vocabulary stay what they are: somebody is about to refuse them."""
+    values = np.ascontiguousarray(values, "<i4")
+    # A negative id is a large one without its sign.
+    if not len(values) or values.view("<u4").max() < len(table):
+        return table.take(values)
     inside = (values >= 0) & (values < len(table))
-    return table[values] if inside.all() else np.where(inside, table[np.where(inside, values, 0)], values)
+    return np.where(inside, table[np.where(inside, values, 0)], values)
 
 
 def _translate(sampling: step_pb2.Sampling, table: np.ndarray) -> None:

@@ -87,7 +87,7 @@ class Replay:
                 self._call(entry, body)
             self.core.take_output()
         except _SURPRISES as error:
-            raise Difference(f"{self._where()}: {body} was accepted, here it raises {_told(error)}") from error
+            raise Difference(f"{self._where()}: {body} is met by {_told(error)}") from error
 
     def _call(self, entry: journal_pb2.JournalEntry, body: str | None) -> None:
         core = self.core

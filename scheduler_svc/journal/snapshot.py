@@ -112,6 +112,8 @@ class _Writer:
         return ["object", kind.__module__, kind.__name__, {k: self._refer(v) for k, v in _state(value).items()}]
 
     def _array(self, value: np.ndarray) -> list[Any]:
+        if value.dtype.hasobject:
+            raise SnapshotError("a snapshot may not hold arrays of objects")
         owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base

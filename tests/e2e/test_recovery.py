@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -77,8 +81,43 @@ async def test_what_stands_still_for_good_is_replaced_and_health_says_so_meanwhi
             os.kill(before[0], signal.SIGSTOP)
             await until(lambda: health(serve) == health_pb2.HealthCheckResponse.NOT_SERVING)
             assert health(serve, "liveness") == health_pb2.HealthCheckResponse.SERVING
+            live = await asyncio.to_thread(stepwire, "health", "--live", "--address", serve.addresses[0])
+            assert (live.returncode, live.stdout) == (0, "SERVING\n")
             await until(lambda: pids(serve, part) != before)
             await until(lambda: health(serve) == health_pb2.HealthCheckResponse.SERVING)
         assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
         assert "no sign of life for 6 s: killed" in serve.output()
         assert_clean(serve)
+
+
+async def test_a_served_life_with_a_death_in_it_is_replayed(tmp_path, default_model):
+    journal = tmp_path / "journal"
+    made = requests(8, SEED + 3)
+    made[0].request_id = "mine"
+    with Serve(tmp_path, *options(default_model, "--journal", str(journal)), env=SLOW) as serve:
+        before = pids(serve, "executor")
+        async with streams(serve, made) as running:
+            os.kill(before[0], signal.SIGKILL)
+        assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+        await until(lambda: pids(serve, "executor") != before)
+        assert_clean(serve)
+    told = stepwire("replay", str(journal), "--story", "mine")
+    assert told.returncode == 0, told.stderr
+    assert re.search(r"^\d+ plans in 2 epochs are the same; ids are masked$", told.stdout, re.MULTILINE)
+    assert "choice 0 lost its executor in row" in told.stdout
+    assert "choice 0 finished LENGTH" in told.stdout
+    assert "after plan 5 of epoch 2" in stepwire("replay", str(journal), "--until", "2:5").stdout
+    data = journal.read_bytes()
+    longest = max(made, key=lambda request: len(request.token_ids.ids))
+    assert np.array(longest.token_ids.ids, "<i4").tobytes() not in data
+    journal.write_bytes(data.replace(b"mine", b"ours"))  # breaks the frame's sum: all behind it is torn
+    assert "no whole entry" in stepwire("replay", str(journal)).stdout
+    journal.write_bytes(b"no journal")
+    refused = stepwire("replay", str(journal))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == f"stepwire: {journal} is not a journal of this version\n"
+
+
+def stepwire(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scheduler_svc.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

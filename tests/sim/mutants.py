@@ -42,6 +42,11 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
     return patched(owner, name, make(original))
 
 
+def suspects_in_company() -> Any:
+    """Poison runs beside others, so nobody can tell who it is."""
+    return patched(Planner, "_head", lambda planner: planner._queue.head())
+
+
 def one_block_too_few() -> Any:
     return patched(planner, "blocks_for", lambda num_tokens, block_size: max(1, num_tokens // block_size))
 
@@ -280,6 +285,7 @@ def unlimited_preemption() -> Any:
 
 MUTANTS: tuple[Callable[[], Any], ...] = (
     one_block_too_few,
+    suspects_in_company,
     freed_twice,
     never_freed,
     late_result_applied,

@@ -10,8 +10,9 @@ from tests.sim.world import World
 class RecordedWorld(World):
     """Each life of the scheduler has a journal of its own in `folder`; `paths` names the files to be replayed."""
 
-    def __init__(self, seed: int, folder: Path, *, masked: bool, limit_bytes: int = 2**30):
-        self._folder, self._masked, self._limit_bytes = folder, masked, limit_bytes
+    def __init__(self, seed: int, folder: Path, *, masked: bool, limit_bytes: int = 2**30, cut: float = 0):
+        """`cut`: how often, after an event, the journal goes on in a new file."""
+        self._folder, self._masked, self._limit_bytes, self._cut = folder, masked, limit_bytes, cut
         self._journals = 0
         super().__init__(seed)
 
@@ -28,6 +29,9 @@ class RecordedWorld(World):
         if self.random.random() < 0.3:
             assert isinstance(self.scheduler, RecordedScheduler)
             self.scheduler.flush()
+            if self.random.random() < self._cut and self.scheduler._tokens is not None:
+                self.scheduler._journal._go_on_in_a_new_file(self.scheduler)
+                self.seen["journal cut with steps in flight"] += bool(self.in_flight)
 
     def run(self) -> "RecordedWorld":
         super().run()

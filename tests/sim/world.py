@@ -158,6 +158,8 @@ class World:
             self.in_flight.append(executor.run(step_pb2.StepPlan.FromString(data)))
         except Died:
             self.num_poison_deaths += 1
+            allowed = (self.limits.max_executor_deaths + 1) * len(self.poison) * self.num_lives
+            assert self.num_poison_deaths <= allowed, f"{self.num_poison_deaths} deaths by {len(self.poison)} requests"
             self._lose_executor()
         return True
 
@@ -394,8 +396,6 @@ class World:
             assert finished.num_preemptions <= self.limits.max_preemptions, "preempted without bound"
 
     def _check_streams(self) -> None:
-        allowed = (self.limits.max_executor_deaths + 1) * len(self.poison) * self.num_lives
-        assert self.num_poison_deaths <= allowed, f"{self.num_poison_deaths} deaths by {len(self.poison)} requests"
         for client in self.clients.values():
             if not client.is_gone:
                 assert client.cause is not None, f"{client.request.request_id} never ended"
