@@ -165,12 +165,13 @@ def lookup(prompt_tokens: int = 8192) -> dict[str, object]:
     bench.commit()
     bench.submit(prompt, 1)
     (sequence,) = bench.scheduler._registry.sequences.values()
-    memory = bench.scheduler._epoch.memory  # type: ignore[union-attr]
+    epoch = bench.scheduler._epoch
+    assert epoch is not None
     times = []
     for _ in range(300):
-        sequence.keys = None
+        sequence.keys, sequence.num_hashed = b"", 0
         start = time.perf_counter()
-        hits = memory.find_prefix(sequence)
+        hits = epoch.memory.find_prefix(sequence, epoch.rows)
         times.append((time.perf_counter() - start) * 1e6)
     return {
         "mode": "lookup",

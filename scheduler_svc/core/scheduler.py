@@ -8,7 +8,7 @@ from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core import intake
 from scheduler_svc.core.admission import LengthHistogram
 from scheduler_svc.core.committer import StopFilter, commit
-from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Policy, Request, Stats
+from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Request, Stats
 from scheduler_svc.core.door import Door
 from scheduler_svc.core.epoch import Epoch
 from scheduler_svc.core.planner import Planner
@@ -115,9 +115,6 @@ class Scheduler:
             step = committed.step
             self._planner.step_time.learn(step.num_tokens, step.num_stored, result.forward_us)
         self._registry.generation_tokens += len(committed.output.token)
-        if committed.grown is not None and self._limits.policy is Policy.FAIR:
-            for row in committed.grown.tolist():
-                self._queue.charge_output(epoch.rows.sequence[row], epoch.rows.num_output(row))
         for sequence, token in committed.stopped:
             self._finish(sequence, Cause.STOP, stop_token_id=token)
         for sequence in committed.step.final:
@@ -152,6 +149,8 @@ class Scheduler:
         self._stops = None
         for sequence in self._registry.sequences.values():
             sequence.fence = 0
+            # The next executor's blocks may be of another size.
+            sequence.keys, sequence.num_hashed = b"", 0
         if convicted is not None:
             message = f"executors died {convicted.num_deaths} times while they computed this request"
             for sequence in list(convicted.sequences):

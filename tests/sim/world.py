@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import rows
 from scheduler_svc.core.contract import Cause, Delivered, Geometry, Limits, Output, Policy, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
@@ -199,6 +200,8 @@ class World:
         if self.random.random() < 0.3:
             self.geometry = self._geometry()
             self.seen["capacity changed"] += self.epoch > 1
+        # How long drawn tokens stay outside their logs; the usual 256 steps are longer than most streams here.
+        rows.HISTORY = self.random.choice([1, 5, 256])
         self.scheduler.reset(self.geometry, self.boot_id, self.epoch)
         self.executor = HashExec(self.geometry, self.boot_id, self.epoch)
         self.executor.poison = self.poison
