@@ -7,9 +7,9 @@ p, in two lanes modulo 2^64, on top of a keyed root made from tenant and salt:
     hash[i] = root(tenant, salt) + sum over p < (i + 1) * block_size of (token[p] + 1) * secret[lane, p]
 
 Being a sum, the hashes of a whole prompt are one numpy pass, a hash is continued by adding, and every prefix has one,
-not only those that end with a block; its numbers being secret and different at each position, a collision cannot be planned
-(a polynomial in one secret would not do: its collisions modulo 2^64 do not depend on the secret). And a hash alone is
-never believed: the tokens of each block and the root of its chain are compared on a hit.
+not only those that end with a block; its numbers being secret and different at each position, a collision cannot be
+planned (a polynomial in one secret would not do: its collisions modulo 2^64 do not depend on the secret). And a hash
+alone is never believed: the tokens of each block and the root of its chain are compared on a hit.
 """
 
 import hashlib

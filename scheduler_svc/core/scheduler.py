@@ -17,13 +17,13 @@ from scheduler_svc.core.prefix_index import root
 from scheduler_svc.core.quarantine import Quarantine
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import RequestState, Sequence, State
-from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
+from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation
 
 
 class Scheduler:
     def __init__(self, limits: Limits):
         self._limits = limits
-        self._door = Door(limits.policy)
+        self._door = Door(limits)
         self._registry = Registry(self._door)
         self._queue = WaitingQueue(limits.policy)
         self._quarantine = Quarantine(limits.max_executor_deaths)
@@ -41,7 +41,7 @@ class Scheduler:
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
-        registry, limits = self._registry, self._limits
+        registry = self._registry
         intake.check_request(request)
         if self._geometry is not None:
             intake.check_fits(request, self._geometry)
@@ -51,8 +51,8 @@ class Scheduler:
             raise AlreadyExists(f"handle {request.handle} is live", field="handle")
         # What runs already after the loss of a scheduler is not new load.
         if request.delivered is None:
-            self._check_queue(request, now)
-        state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt), now)
+            self._door.check(request, now)
+        state = registry.add(request, root(self._limits.hash_key, request.tenant, request.cache_salt), now)
         if state.sequences:
             self._queue.arrive(request.tenant, len(state.sequences))
         if self._stops is not None:
@@ -61,21 +61,6 @@ class Scheduler:
             sequence.num_charged = sequence.num_output
             self._queue.push(sequence)
             self._finish_if_over(sequence)
-
-    def _check_queue(self, request: Request, now: float) -> None:
-        door, limits = self._door, self._limits
-        num_over = door.num_waiting + 1 - limits.max_waiting
-        num_tokens_over = door.num_waiting_tokens + len(request.prompt) - limits.max_waiting_tokens
-        if num_over > 0 or (num_tokens_over > 0 and door.num_waiting):
-            raise QueueFull("the queue is full", retry_after_s=door.retry_after_s(max(num_over, 1)))
-        if limits.max_wait_s is None:
-            return
-        wait_s = door.wait_s(request, now)
-        if wait_s > limits.max_wait_s:
-            raise QueueFull(
-                f"its turn would come in {wait_s:.1f} s, the limit is {limits.max_wait_s:.1f} s",
-                retry_after_s=max(wait_s - limits.max_wait_s, 0.1),
-            )
 
     def cancel_request(self, request_id: str) -> bool:
         state = self._registry.requests.get(request_id)
@@ -100,8 +85,12 @@ class Scheduler:
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> step_pb2.StepPlan | None:
+    def expire(self, now: float) -> None:
+        """Ends what has outlived its deadline; take_output() tells. `plan` does it too."""
         self._finish_all(self._registry.expired(now), Cause.EXPIRED)
+
+    def plan(self, now: float) -> step_pb2.StepPlan | None:
+        self.expire(now)
         if self._epoch is None:
             return None
         return self._planner.plan(self._epoch, now)

@@ -1,7 +1,7 @@
 """A sequence: one token stream. A request asks for `num_choices` of them over one prompt.
 
 This file knows what a sequence is, not when it runs. While a sequence is RUNNING its newest tokens and its counters
-live in the columns of rows.py and in its blocks; `log` is brought up to date when it leaves its row. In every other
+live in the columns of rows.py; `log` is brought up to date when it leaves its row. In every other
 state the sequence is whole.
 """
 

@@ -50,6 +50,7 @@ SOMETIMES = (
     "refused: one too many",
     "refused: queue full",
     "refused: rows differ",
+    "refused: tenant",
     "refused: tokens differ",
     "release and nothing else",
     "resumed and yet right",

@@ -10,7 +10,8 @@ from scheduler_svc.supervisor.options import OPTIONS, Option
 FROZEN = (
     *("model", "served-model-name", "host", "port", "frontends", "backend", "dtype", "kv-dtype", "block-size"),
     *("num-blocks", "kv-memory", "gpu-memory-utilization", "max-model-len", "max-num-seqs", "max-num-batched-tokens"),
-    *("max-waiting", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout"),
+    *("max-waiting", "max-waiting-tokens", "max-waiting-per-tenant", "max-waiting-tokens-per-tenant", "max-wait"),
+    *("inter-token-target", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout"),
     *("max-executor-deaths", "restart-limit", "restart-window", "silence-limit", "tls-cert", "tls-key"),
     *("tls-client-ca", "api-keys", "metrics-port", "journal", "ready-file", "verbose"),
 )
@@ -62,6 +63,12 @@ def test_every_option_is_also_a_variable(option):
         ("port", "65536", "--port 65536 is out of range: 0 to 65535"),
         ("port", "-1", "--port -1 is out of range: 0 to 65535"),
         ("port", "http", "--port 'http' is not a whole number"),
+        ("max_model_len", "1", "--max-model-len 1 is out of range: 2 to 16777216"),
+        ("max_wait", "0", "--max-wait 0 is out of range: 0.001 to 86400"),
+        ("max_wait", "86401", "--max-wait 86401 is out of range: 0.001 to 86400"),
+        ("inter_token_target", "0.0009", "--inter-token-target 0.0009 is out of range: 0.001 to 60"),
+        ("inter_token_target", "61", "--inter-token-target 61 is out of range: 0.001 to 60"),
+        ("max_waiting_per_tenant", "0", "--max-waiting-per-tenant 0 is out of range: 1 to 1000000"),
         ("frontends", "0", "--frontends 0 is out of range: 1 to 64"),
         ("gpu_memory_utilization", "0", "--gpu-memory-utilization 0 is out of range: 0.05 to 1"),
         ("gpu_memory_utilization", "1.01", "--gpu-memory-utilization 1.01 is out of range: 0.05 to 1"),
