@@ -71,7 +71,7 @@ class Epoch:
         sequence.protected = sequence.num_preemptions >= self._limits.max_preemptions
         sequence.worst_blocks = worst_blocks
         self.rows.take(sequence, last=last, rank=self._queue.rank(sequence))
-        self.memory.begin(sequence, num_shared)
+        sequence.num_published = num_shared
         self.num_stored += sequence.num_computed
         self.worst_blocks += worst_blocks
         self.protected_blocks += worst_blocks * sequence.protected

@@ -64,7 +64,7 @@ class Memory:
         """The keys of its full blocks, and its tokens. Goes on from what was hashed before."""
         assert self.index is not None
         tokens = sequence.tokens()
-        if sequence.num_hashed != len(tokens):
+        if sequence.num_hashed < len(tokens):
             first = len(sequence.keys) // KEY_BYTES * self.block_size
             sums = self.index.hashes(self._chain(sequence, first), tokens[first:], first)
             sequence.keys += sums[:, self.block_size - 1 :: self.block_size].T.tobytes()
@@ -80,12 +80,6 @@ class Memory:
         return np.frombuffer(sequence.keys[end - KEY_BYTES : end], "<u8")
 
     # ---- while it runs -----------------------------------------------------------------------------------------
-
-    def begin(self, sequence: Sequence, num_shared: int) -> None:
-        """Just seated, with `num_shared` blocks from others: sets where publishing goes on."""
-        sequence.num_published = num_shared
-        if self.index is not None:
-            self._hash(sequence)
 
     def publish_known(self, sequence: Sequence, num_computed: int) -> None:
         """A step was planned after which `num_computed` tokens, all known, are computed."""

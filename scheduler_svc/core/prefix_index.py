@@ -42,7 +42,7 @@ class PrefixIndex:
         end = first + len(tokens)
         self._reserve(end)
         terms = np.add(tokens, 1, dtype=np.uint64, casting="unsafe") * self._secrets[:, first:end]
-        sums = np.cumsum(terms, axis=1, out=terms)
+        sums = np.add.accumulate(terms, axis=1, out=terms)
         sums += chain[:, None]
         return sums
 
