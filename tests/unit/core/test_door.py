@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import door as door_module
 from scheduler_svc.core.contract import Geometry, Limits, Policy, Request
 from scheduler_svc.core.door import MIN_TURNS, Door
 from scheduler_svc.core.scheduler import Scheduler
@@ -25,7 +26,7 @@ def door(policy: Policy, *waiting: Request) -> Door:
     """One turn a second."""
     door = Door(Limits(policy=policy))
     for second in range(MIN_TURNS + 1):
-        door.turn(arrived=0.0 if second else -1.0, now=float(second))
+        door.turn(request(0, tenant="others"), arrived=0.0 if second else -1.0, now=float(second))
     for one in waiting:
         door.enter(RequestState(one, 0, np.zeros(2, np.uint64), 0.0))
     return door
@@ -47,10 +48,33 @@ def test_under_fair_tenants_take_turns() -> None:
     assert crowd.wait_s(request(12, tenant="new"), NOW) == 1 + 1
 
 
+def test_under_fair_a_tenant_that_is_ahead_of_its_share_waits_at_its_own_pace() -> None:
+    crowd = door(Policy.FAIR, *(request(i, tenant="flood") for i in range(3)))
+    for turn in range(MIN_TURNS + 1):  # every fourth turn is theirs
+        for _ in range(3):
+            crowd.turn(request(0, tenant="others"), arrived=0.0, now=NOW + 4.0 * turn)
+        crowd.turn(request(0, tenant="flood"), arrived=0.0, now=NOW + 4.0 * turn)
+    now = NOW + 4.0 * MIN_TURNS
+    assert crowd.wait_s(request(12, tenant="flood"), now) == pytest.approx(3 * 4.0)
+    assert crowd.wait_s(request(12, tenant="flood"), now + 10.0) == pytest.approx(3 * 4.0 + 6.0)
+    # It is not the first of a class that is above them.
+    assert crowd.wait_s(request(12, tenant="flood", priority=-1), now) == 0
+    assert crowd.wait_s(request(12, tenant="new"), now) < 4.0
+
+
+def test_the_pace_of_idle_tenants_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "MAX_TENANTS", 2)
+    crowd = door(Policy.FAIR, request(1, tenant="waits"))
+    for tenant in "abcd":
+        crowd.turn(request(0, tenant=tenant), arrived=0.0, now=NOW)
+    assert set(crowd._pace_of_tenant) <= {"waits", "c", "d"}
+    assert "waits" in crowd._pace_of_tenant
+
+
 def test_nothing_is_predicted_from_too_few_turns_or_from_idleness() -> None:
     idle = Door(Limits())
     for second in range(100):  # each arrives after the turn before: nobody waited
-        idle.turn(arrived=second - 0.5, now=float(second))
+        idle.turn(request(0), arrived=second - 0.5, now=float(second))
     idle.enter(RequestState(request(1), 0, np.zeros(2, np.uint64), 0.0))
     assert idle.wait_s(request(2), 100.0) == 0
     assert idle.retry_after_s(1) == pytest.approx(0.1)
@@ -59,7 +83,7 @@ def test_nothing_is_predicted_from_too_few_turns_or_from_idleness() -> None:
 def test_the_past_fades() -> None:
     crowd = door(Policy.FCFS, request(1))
     for i in range(1000):
-        crowd.turn(arrived=0.0, now=8.0 + i / 10)
+        crowd.turn(request(0), arrived=0.0, now=8.0 + i / 10)
     assert crowd.wait_s(request(2), 8.0 + 99.9) == pytest.approx(0.1, rel=0.05)
 
 
