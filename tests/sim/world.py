@@ -54,8 +54,8 @@ class World:
         self.limits = Limits(
             max_waiting=self.random.choice([4, 1000]),
             max_waiting_tokens=self.random.choice([60, 10_000]),
-            max_waiting_per_tenant=self.random.choice([None, None, 2]),
-            max_waiting_tokens_per_tenant=self.random.choice([None, None, 40]),
+            max_waiting_per_tenant=None if self.is_crowded else self.random.choice([None, None, None, None, 2]),
+            max_waiting_tokens_per_tenant=None if self.is_crowded else self.random.choice([None, None, None, None, 40]),
             max_wait_s=self.random.choice([None, None, 2.0]),
             policy=self.random.choice(list(Policy)),
             pipeline_depth=self.depth,
