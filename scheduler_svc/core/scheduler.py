@@ -85,9 +85,11 @@ class Scheduler:
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def expire(self, now: float) -> None:
-        """Ends what has outlived its deadline; take_output() tells. `plan` does it too."""
-        self._finish_all(self._registry.expired(now), Cause.EXPIRED)
+    def expire(self, now: float) -> int:
+        """Ends the sequences that have outlived their deadline; returns how many. `plan` does it too."""
+        late = self._registry.expired(now)
+        self._finish_all(late, Cause.EXPIRED)
+        return len(late)
 
     def plan(self, now: float) -> step_pb2.StepPlan | None:
         self.expire(now)
