@@ -53,13 +53,20 @@ def _column(rows: Rows, key: str) -> list[float]:
     return [float(row[key]) for row in rows]
 
 
+def _line(axis: Axes, places: list[Any], rows: Rows, key: str, colour: str, style: str = "o-", label: str = "") -> None:
+    """The median over seeds, and how far they spread."""
+    axis.plot(places, _column(rows, key), style, color=colour, label=label or None)
+    low, high = zip(*(row[f"{key}_range"] for row in rows), strict=True)
+    axis.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
 def _overload(rows: Rows) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.9))
     for wait, colour, label in ((1.0, BLUE, "refuses beyond 1 s of wait"), (None, ORANGE, "queue of 1,024")):
         mine = [row for row in rows if row["max_wait_s"] == wait]
         load = _column(mine, "load")
-        left.plot(load, _column(mine, "goodput_per_s"), "o-", color=colour, label=label)
-        right.plot(load, _column(mine, "ttft_p50_s"), "o-", color=colour, label=label)
+        _line(left, load, mine, "goodput_per_s", colour, label=label)
+        _line(right, load, mine, "ttft_p50_s", colour, label=label)
     peak = max(_column([row for row in rows if row["max_wait_s"]], "goodput_per_s"))
     left.axhline(0.9 * peak, color=GREY, linestyle="--", linewidth=1)
     left.text(10, 0.9 * peak, "90 % of peak", ha="right", va="top", color="#718096")
@@ -83,7 +90,9 @@ def _fairness(rows: Rows) -> Figure:
             mine = [row for row in rows if row["policy"] == policy]
             places = [i + offset for i in range(len(mine))]
             bars = axis.bar(places, _column(mine, key), width=0.34, color=colour, label=policy.lower())
-            axis.bar_label(bars, fmt="%.2f", fontsize=8)
+            axis.bar_label(bars, fmt="%.2f", fontsize=8, padding=4)
+            low, high = zip(*(row[f"{key}_range"] for row in mine), strict=True)
+            axis.vlines(places, low, high, color="#2d3748", linewidth=1)
         axis.set_xticks(range(2), [f"asks for {row['rate']:.0f}/s" for row in rows if row["policy"] == "FAIR"])
         axis.set_title(title)
         axis.grid(axis="x", visible=False)
@@ -96,11 +105,11 @@ def _fairness(rows: Rows) -> Figure:
 def _pair(axis: Axes, rows: Rows, x: str, left: tuple[str, str], right: tuple[str, str]) -> None:
     """Two quantities over the options of one setting, each with an axis of its own."""
     options = [str(row[x]) if not isinstance(row[x], float) else f"{row[x]:.0f}" for row in rows]
-    axis.plot(options, _column(rows, left[0]), "o-", color=BLUE)
+    _line(axis, options, rows, left[0], BLUE)
     axis.set_ylabel(left[1], color=BLUE)
     axis.set_ylim(0, None)
     other = axis.twinx()
-    other.plot(options, _column(rows, right[0]), "s--", color=ORANGE)
+    _line(other, options, rows, right[0], ORANGE, "s--")
     other.set_ylabel(right[1], color=ORANGE)
     other.set_ylim(0, None)
     other.grid(visible=False)

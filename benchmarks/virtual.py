@@ -196,7 +196,9 @@ class Server:
     def _commit(self, result: step_pb2.StepResult, now: float) -> None:
         stats = self.scheduler.stats()
         rows = self.scheduler._epoch.rows  # type: ignore[union-attr]
-        empty = int((rows.capacity - rows.num_computed)[rows.seat != 0].sum())
+        live = rows.seat.nonzero()[0]
+        computed = rows.lead[live] + rows.step
+        empty = int((rows.num_slots(live, computed) - computed).sum())
         self.used.append((result.forward_us / 1e6, stats.blocks_owned, empty))
         output = self.scheduler.commit(result, now)
         who = output.handle.astype(np.int64)

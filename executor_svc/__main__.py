@@ -52,7 +52,7 @@ def main(
         float, option("gpu-memory-utilization", "Share of the GPU to fill.", min=0.05, max=1.0)
     ] = 0.9,
     max_model_len: Annotated[
-        int | None, option("max-model-len", "Longest sequence, in tokens.", min=1, max=2**24)
+        int | None, option("max-model-len", "Longest sequence, prompt and output: 2 tokens at least.", min=2, max=2**24)
     ] = None,
     max_num_seqs: Annotated[int | None, option("max-num-seqs", "Sequences at once.", min=1, max=2**14)] = None,
     max_num_batched_tokens: Annotated[

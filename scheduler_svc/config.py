@@ -71,7 +71,7 @@ MaxWaiting = Annotated[
         envvar="STEPWIRE_MAX_WAITING",
         min=1,
         max=1_000_000,
-        help="Sequences that may wait.",
+        help="Requests that may wait.",
     ),
 ]
 MaxWaitingTokens = Annotated[
@@ -81,7 +81,48 @@ MaxWaitingTokens = Annotated[
         envvar="STEPWIRE_MAX_WAITING_TOKENS",
         min=1,
         max=2**40,
-        help="Tokens that may wait.",
+        help="Prompt tokens that may wait.",
+    ),
+]
+MaxWaitingPerTenant = Annotated[
+    int | None,
+    typer.Option(
+        "--max-waiting-per-tenant",
+        envvar="STEPWIRE_MAX_WAITING_PER_TENANT",
+        min=1,
+        max=1_000_000,
+        help="Requests of one tenant that may wait. Default: no bound of its own.",
+    ),
+]
+MaxWaitingTokensPerTenant = Annotated[
+    int | None,
+    typer.Option(
+        "--max-waiting-tokens-per-tenant",
+        envvar="STEPWIRE_MAX_WAITING_TOKENS_PER_TENANT",
+        min=1,
+        max=2**40,
+        help="Prompt tokens of one tenant that may wait. Default: no bound of its own.",
+    ),
+]
+MaxWait = Annotated[
+    float | None,
+    typer.Option(
+        "--max-wait",
+        envvar="STEPWIRE_MAX_WAIT",
+        min=0.001,
+        max=86_400,
+        help="Seconds: a request that would wait longer for its turn, as predicted, is refused. Default: no limit.",
+    ),
+]
+InterTokenTarget = Annotated[
+    float | None,
+    typer.Option(
+        "--inter-token-target",
+        envvar="STEPWIRE_INTER_TOKEN_TARGET",
+        min=0.001,
+        max=60,
+        help="Seconds, as 0.05: prompts are computed in pieces small enough for running streams to see a token this "
+        "often. Default: as much as fits in a step.",
     ),
 ]
 PolicyOption = Annotated[
@@ -183,6 +224,10 @@ class SchedulerConfig:
     insecure_wire: bool = False
     max_waiting: int = 1024
     max_waiting_tokens: int = 4_000_000
+    max_waiting_per_tenant: int | None = None
+    max_waiting_tokens_per_tenant: int | None = None
+    max_wait_s: float | None = None
+    inter_token_target_s: float | None = None
     policy: PolicyName = PolicyName.FCFS
     pipeline_depth: int = 2
     prefix_caching: bool = True
@@ -200,6 +245,10 @@ class SchedulerConfig:
         return Limits(
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
+            max_waiting_per_tenant=self.max_waiting_per_tenant,
+            max_waiting_tokens_per_tenant=self.max_waiting_tokens_per_tenant,
+            max_wait_s=self.max_wait_s,
+            inter_token_target_s=self.inter_token_target_s,
             policy=Policy[self.policy.name],
             pipeline_depth=self.pipeline_depth,
             prefix_caching=self.prefix_caching,
@@ -243,13 +292,13 @@ def check_environment(known: Iterable[str], environ: Mapping[str, str] = os.envi
 _NAMES = (
     "ADDRESS", "API_KEY", "API_KEYS", "BACKEND", "BIND_BEAT", "BIND_EXECUTOR", "BIND_FRONTEND", "BLOCK_SIZE", "CACHE",
     "CONNECT", "CONNECT_BEAT", "CURVE_CLIENTS", "CURVE_SECRET", "CURVE_SERVER", "DRAIN_TIMEOUT", "DTYPE",
-    "ENABLE_PREFIX_CACHING", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE", "JOURNAL",
-    "JOURNAL_LIMIT", "JOURNAL_UNMASKED", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_EXECUTOR_DEATHS", "MAX_MODEL_LEN",
-    "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT",
-    "MODEL", "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESTART_LIMIT",
-    "RESTART_WINDOW", "RESUME_LIMIT", "RUNTIME_DIR", "SERVED_MODEL_NAME", "SILENCE_LIMIT", "SIM_FAULT", "SIM_KV_US",
-    "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "STEP_TIMEOUT", "THREADS", "TLS_CA", "TLS_CERT", "TLS_CLIENT_CA",
-    "TLS_KEY", "VERBOSE",
+    "ENABLE_PREFIX_CACHING", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE", "INTER_TOKEN_TARGET",
+    "JOURNAL", "JOURNAL_LIMIT", "JOURNAL_UNMASKED", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_EXECUTOR_DEATHS",
+    "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS", "MAX_WAIT", "MAX_WAITING", "MAX_WAITING_PER_TENANT",
+    "MAX_WAITING_TOKENS", "MAX_WAITING_TOKENS_PER_TENANT", "METRICS_HOST", "METRICS_PORT", "MODEL", "NUM_BLOCKS",
+    "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESTART_LIMIT", "RESTART_WINDOW", "RESUME_LIMIT",
+    "RUNTIME_DIR", "SERVED_MODEL_NAME", "SILENCE_LIMIT", "SIM_FAULT", "SIM_KV_US", "SIM_STEP_US", "SIM_TOKEN_US",
+    "SIM_VOCAB_SIZE", "STEP_TIMEOUT", "THREADS", "TLS_CA", "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY", "VERBOSE",
 )
 # fmt: on
 # Read by one service or another: one environment may serve them all. A test compares this with the options there are.

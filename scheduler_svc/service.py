@@ -95,6 +95,8 @@ class Service:
         self._hear_frontends(now)
         self._hear_executors(now)
         self._begin_epoch(now)
+        # A full pipeline plans nothing until a step has ended; deadlines do not wait for it.
+        self._core.expire(now)
         self._plan(now)
         self._fan_out(now)
         self._housekeeping(now)
@@ -179,7 +181,6 @@ class Service:
             self._end_epoch(error, now)
 
     def _plan(self, now: float) -> None:
-        """Also without an executor: the core then only ends what has expired."""
         try:
             while self._core.num_in_flight < self._depth:
                 began = time.perf_counter()

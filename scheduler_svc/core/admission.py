@@ -11,6 +11,8 @@ hopeful an estimate costs a preemption, too careful a one idle memory; neither c
 always finds room by preempting those after it.
 """
 
+import math
+
 import numpy as np
 
 NUM_BUCKETS = 96
@@ -35,12 +37,15 @@ class LengthHistogram:
         self._counts = np.zeros(NUM_BUCKETS)
         # What is believed before anything was seen: anything from 16 to 1,024, a shorter one as likely as a longer one.
         self._counts[bucket_of(np.array([16]))[0] : bucket_of(np.array([1024]))[0] + 1] = 1.0
+        self._num_learned = float(self._counts.sum())
         self._total: np.ndarray | None = None
 
     def learn(self, length: int, count: int = 1) -> None:
-        self._counts[bucket_of(np.array([length]))[0]] += count
-        if self._counts.sum() > MEMORY:
+        self._counts[min(int(4 * math.log2(length + 1)), NUM_BUCKETS - 1)] += count
+        self._num_learned += count
+        if self._num_learned > MEMORY:
             self._counts *= 0.5
+            self._num_learned *= 0.5
         self._total = None
 
     def to_come(self, drawn: np.ndarray) -> np.ndarray:

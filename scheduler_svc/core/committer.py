@@ -4,6 +4,7 @@ Knows how tokens find their sequences. A token whose row has changed hands since
 waits for it: FINISHING.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy as np
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.contract import Output
 from scheduler_svc.core.epoch import Epoch, Step
+from scheduler_svc.core.rows import Roster
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.errors import EndReason, ProtocolViolation
 
 I4, U4 = np.dtype("<i4"), np.dtype("<u4")
+TRUE = b"\x01"
 
 
 @dataclass(slots=True)
@@ -22,89 +25,76 @@ class Committed:
     output: Output
     step: Step
     stopped: list[tuple[Sequence, int]] = field(default_factory=list)
-    # Rows of which a block became full.
-    grown: np.ndarray | None = None
 
 
 class StopFilter:
     """Which tokens can be anybody's stop: one array lookup a step, then exact questions about the few that can."""
 
     def __init__(self, vocab_size: int):
-        self._num_uses = np.zeros(vocab_size, np.int32)
+        self._num_uses = Counter[int]()
+        self._is_stop = np.zeros(vocab_size, np.bool_)
 
     def add(self, token_ids: frozenset[int], count: int) -> None:
         for token_id in token_ids:
             self._num_uses[token_id] += count
+            self._is_stop[token_id] = self._num_uses[token_id] > 0
 
     def candidates(self, tokens: np.ndarray) -> list[int]:
-        return self._num_uses[tokens].nonzero()[0].tolist()
+        """Places of tokens that can be. Raises IndexError for a token outside the vocabulary."""
+        can_be = self._is_stop.take(tokens.view(U4))
+        return can_be.nonzero()[0].tolist() if TRUE in can_be.tobytes() else []
 
 
 def commit(epoch: Epoch, result: step_pb2.StepResult, stops: StopFilter) -> Committed:
     """Raises ProtocolViolation, having changed nothing, if the result is not what the plan asked for."""
-    step, tokens = _checked(epoch, result)
+    step = _checked(epoch, result)
+    tokens = np.frombuffer(result.token_ids, I4)
+    try:
+        candidates = stops.candidates(tokens)
+    except IndexError:
+        raise ProtocolViolation(f"step {step.step_id} drew a token outside the vocabulary") from None
     epoch.in_flight.popleft()
     rows, roster = epoch.rows, step.roster
-    committed = Committed(Output(), step)
-
-    if roster.num_unseated == rows.num_unseated and not roster.unheard:
-        who, session, handle, num_prompt, mine = roster.where, roster.session, roster.handle, roster.num_prompt, tokens
-        answered = roster.rows
-        late: list[int] = []
-    else:
-        heard = (rows.seat[roster.rows] == roster.seats) & (roster.seats > 0)
-        late = (~heard).nonzero()[0].tolist() if epoch.finishing else []
-        who = answered = roster.rows[heard]
-        mine = tokens[heard]
-        session, handle, num_prompt = roster.session[heard], roster.handle[heard], roster.num_prompt[heard]
-
-    positions = rows.append(who, mine) - num_prompt
-    for i in stops.candidates(mine):
-        sequence = rows.sequence[answered[i]]
-        assert sequence is not None
-        if sequence.is_stop(int(mine[i]), int(positions[i]) + 1):
-            committed.stopped.append((sequence, int(mine[i])))
-    full = rows.full_blocks()
-    if len(full):
-        committed.grown = full
-        epoch.memory.publish_drawn(rows, full)
-
-    output = committed.output
-    output.session, output.handle, output.token, output.position = session, handle, mine, positions
-    entries = _commit_late(epoch, committed, tokens, late)
+    rows.commit(step.step_id, roster, tokens)
+    output = Output(roster.session, roster.handle, tokens, roster.first + step.step_id)
+    committed = Committed(output, step)
+    heard: np.ndarray | None = None
+    if roster.num_unseated != rows.num_unseated or roster.unheard:
+        heard = _heard(epoch, roster, tokens)
+        output.session, output.handle = output.session[heard], output.handle[heard]
+        output.token, output.position = tokens[heard], output.position[heard]
+    for i in candidates:
+        if heard is None or heard[i]:
+            sequence = _drawer(epoch, roster, i)
+            if sequence.is_stop(int(tokens[i]), int(roster.first[i]) + step.step_id + 1):
+                committed.stopped.append((sequence, int(tokens[i])))
     if result.logprobs:
-        entries.update({int(row): i for i, row in enumerate(answered)})
+        answered = roster.rows if heard is None else roster.rows[heard]
+        entries = {row: i for i, row in enumerate(answered.tolist())}
         output.logprobs = [(entries[lp.row], lp) for lp in result.logprobs if lp.row in entries]
     return committed
 
 
-def _commit_late(epoch: Epoch, committed: Committed, tokens: np.ndarray, late: list[int]) -> dict[int, int]:
-    """Tokens of rows that were left while the step was in flight. Returns row -> entry for those that count."""
-    output, roster = committed.output, committed.step.roster
-    sequences: list[Sequence] = []
-    taken: list[int] = []
-    for i in late:
-        sequence = epoch.finishing.get(int(roster.seats[i]))
-        if sequence is None or not sequence.request.max_tokens:
-            continue
-        token = int(tokens[i])
-        sequence.log += tokens[i : i + 1].tobytes()
-        if sequence.is_stop(token, sequence.num_output):
-            committed.stopped.append((sequence, token))
-        sequences.append(sequence)
-        taken.append(i)
-    if not taken:
-        return {}
-    first = len(output.token)
-    output.session = np.append(output.session, roster.session[taken])
-    output.handle = np.append(output.handle, roster.handle[taken])
-    output.token = np.append(output.token, tokens[taken])
-    positions = np.array([sequence.num_output - 1 for sequence in sequences], np.int32)
-    output.position = np.append(output.position, positions)
-    return {int(roster.rows[i]): first + n for n, i in enumerate(taken)}
+def _heard(epoch: Epoch, roster: Roster, tokens: np.ndarray) -> np.ndarray:
+    """bool [n]: which answers count. Appends those of FINISHING sequences to their logs, which no row does for them."""
+    heard = (epoch.rows.seat[roster.rows] == roster.seats) & (roster.seats > 0)
+    if epoch.finishing:
+        for i in (~heard).nonzero()[0].tolist():
+            sequence = epoch.finishing.get(int(roster.seats[i]))
+            if sequence is not None and sequence.request.max_tokens:
+                sequence.log += tokens[i : i + 1].tobytes()
+                heard[i] = True
+    return heard
 
 
-def _checked(epoch: Epoch, result: step_pb2.StepResult) -> tuple[Step, np.ndarray]:
+def _drawer(epoch: Epoch, roster: Roster, i: int) -> Sequence:
+    """Whose answer it is, of one that counts."""
+    finishing = epoch.finishing.get(int(roster.seats[i]))
+    return finishing if finishing is not None else epoch.rows.seated(roster.rows[i])
+
+
+def _checked(epoch: Epoch, result: step_pb2.StepResult) -> Step:
+    """The step that this is the result of. Its tokens are not looked at."""
     if (result.boot_id, result.epoch) != (epoch.boot_id, epoch.number):
         raise ProtocolViolation(f"a result of epoch {result.epoch}, this is {epoch.number}")
     if not epoch.in_flight:
@@ -122,7 +112,4 @@ def _checked(epoch: Epoch, result: step_pb2.StepResult) -> tuple[Step, np.ndarra
         raise ProtocolViolation(
             f"step {step.step_id}: {len(result.token_ids)} bytes for {len(step.roster.rows)} tokens"
         )
-    tokens = np.frombuffer(result.token_ids, I4)
-    if len(tokens) and tokens.view(U4).max() >= epoch.geometry.vocab_size:
-        raise ProtocolViolation(f"step {step.step_id} drew a token outside the vocabulary")
-    return step, tokens
+    return step

@@ -49,6 +49,9 @@ class Limits:
 
     max_waiting: int = 1024
     max_waiting_tokens: int = 4_000_000
+    # The same for each tenant, so that one cannot fill the queue alone. None: no bound of its own.
+    max_waiting_per_tenant: int | None = None
+    max_waiting_tokens_per_tenant: int | None = None
     # Requests that would wait longer than this for their turn are refused. None: the queue may be as long as the above.
     max_wait_s: float | None = None
     policy: Policy = Policy.FCFS

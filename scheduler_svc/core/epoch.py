@@ -70,8 +70,8 @@ class Epoch:
         sequence.settled_step = None
         sequence.protected = sequence.num_preemptions >= self._limits.max_preemptions
         sequence.worst_blocks = worst_blocks
-        self.rows.take(sequence, num_known=sequence.num_logged, last=last, rank=self._queue.rank(sequence))
-        self.memory.begin(sequence, self.rows, num_shared)
+        self.rows.take(sequence, last=last, rank=self._queue.rank(sequence))
+        sequence.num_published = num_shared
         self.num_stored += sequence.num_computed
         self.worst_blocks += worst_blocks
         self.protected_blocks += worst_blocks * sequence.protected
@@ -81,7 +81,8 @@ class Epoch:
         """It has caught up. Those that waited for its blocks may go on from the next plan."""
         sequence.settled_step = step_id
         self.catching_up.remove(sequence)
-        self.rows.settle(sequence.row)
+        self.rows.settle(sequence)
+        self.memory.settled(sequence)
         self._wake(sequence)
 
     def wake_reached(self, sequence: Sequence) -> None:
@@ -143,10 +144,11 @@ class Epoch:
         row = sequence.row
         if sequence.settled_step is None:
             self.catching_up.remove(sequence)
-        self.num_stored -= int(self.rows.num_computed[row])
+        self.num_stored -= self.rows.num_computed(row)
         self.worst_blocks -= sequence.worst_blocks
         self.protected_blocks -= sequence.worst_blocks * sequence.protected
-        self.rows.leave(sequence, self.memory.tokens)
+        self.memory.unfile(sequence)
+        self.rows.leave(sequence)
         self.releases.append(row)
         self._wake(sequence)
 
@@ -172,8 +174,10 @@ class Epoch:
         assert len(running) == rows.num_live == rows.num_rows - rows.num_free
         assert len({sequence.row for sequence in running}) == len(running)
         tables = [rows.blocks(s.row) for s in running]
-        self.memory.check([*tables, *(s.blocks for s in self.finishing.values())])
-        assert self.num_stored == sum(int(rows.num_computed[s.row]) for s in running)
+        self.memory.check([*tables, *(s.blocks for s in self.finishing.values())], running)
+        assert rows.step == self.next_step_id - 1
+        assert rows.committed_step == self.last_committed
+        assert self.num_stored == sum(rows.num_computed(s.row) for s in running)
         assert self.worst_blocks == sum(s.worst_blocks for s in running)
         assert self.protected_blocks == sum(s.worst_blocks for s in running if s.protected)
         assert self.protected_blocks <= self.geometry.num_blocks
@@ -182,20 +186,20 @@ class Epoch:
             assert s.state is State.FINISHING, s.state_of_request.story
         for s in running:
             row, story = s.row, s.state_of_request.story
-            computed, committed = int(rows.num_computed[row]), int(rows.committed[row])
+            computed, blocks = rows.num_computed(row), rows.blocks(row)
             assert s.state is State.RUNNING, story
             assert s.ticket is None, story
             assert rows.sequence[row] is s, story
             assert rows.seat[row] == s.seat, story
-            assert rows.blocks(row)[: len(s.blocks)] == s.blocks, story
-            assert computed <= rows.capacity[row], story
+            assert blocks[: len(s.blocks)] == s.blocks, story
+            assert computed <= len(blocks) * size, story
             assert computed <= rows.last[row], story
-            assert rows.capacity[row] <= s.worst_blocks * size, story
-            assert s.num_published <= min(computed, committed) // size, story
-            assert s.num_logged <= committed, story
-            if rows.stride[row]:
+            assert len(blocks) <= s.worst_blocks, story
+            assert s.num_published <= min(computed, s.num_logged) // size, story
+            if rows.settled[row]:
                 pending = sum(row in step.roster.rows and s.seat in step.roster.seats for step in self.in_flight)
-                assert computed + 1 == committed + pending, story
+                rows.fold(s)
+                num_unheard = 0 if s.request.max_tokens else 1
+                assert computed + 1 == s.num_logged + max(pending, num_unheard), story
             else:
-                assert computed < committed, story
-                assert s.num_logged == committed, story
+                assert computed == s.num_computed < s.num_logged, story

@@ -1,8 +1,13 @@
 """Memory: the block pool and the prefix index together, in terms of sequences.
 
-Knows which tokens are in which blocks. Publishing follows two rules, which in-order execution makes safe: a block of
-tokens that are all known is published when the step that computes them is planned; a block of drawn tokens once the
-last of them is known and computed.
+Knows which tokens are in which blocks, and when a block is published so that others may share it. In-order execution
+makes two rules safe: a block of tokens that are all known is published when the step that computes them is planned; a
+block of drawn tokens may be once the last of them is known and its computation planned.
+
+Drawn tokens may be published, but nobody does for each stream in each step what hardly anybody asks for. They are when
+the sequence leaves its row; or when somebody comes whose prompt goes on as the stream did. To find it, a stream is
+filed under the hash of its tokens up to where publishing stands: all it knew when it settled. The hash being a sum,
+whoever comes knows that of each of its own prefixes.
 """
 
 from collections.abc import Iterable
@@ -19,25 +24,32 @@ class Memory:
     def __init__(self, num_blocks: int, block_size: int, hash_key: bytes | None):
         """`hash_key` None: nothing is shared but between the choices of one request."""
         self.block_size = block_size
-        # What each block holds, once it was full.
-        self.tokens = np.zeros((num_blocks, block_size), np.int32)
-        self.index = PrefixIndex(hash_key, self.tokens) if hash_key is not None else None
-        self.pool = BlockPool(num_blocks, self.index.forget) if self.index is not None else BlockPool(num_blocks)
+        self.index: PrefixIndex | None = None
+        self.pool = BlockPool(num_blocks)
+        if hash_key is not None:
+            # What each named block holds.
+            self.tokens = np.zeros((num_blocks, block_size), np.int32)
+            self.index = PrefixIndex(hash_key, self.tokens)
+            self.pool = BlockPool(num_blocks, self.index.forget)
+        # Sequences that decode, by `found_under`.
+        self._streams: dict[bytes, list[Sequence]] = {}
 
     # ---- before admission --------------------------------------------------------------------------------------
 
-    def find_prefix(self, sequence: Sequence) -> list[int]:
+    def find_prefix(self, sequence: Sequence, rows: Rows) -> list[int]:
         """Blocks with its leading tokens. Never its last known token: that one's logits are needed."""
         if self.index is None:
             return []
         keys, tokens = self._hash(sequence)
         max_blocks = (sequence.num_logged - 1) // self.block_size
-        return self.index.find(keys, tokens, sequence.state_of_request.root, max_blocks)
+        root = sequence.state_of_request.root
+        hits = self.index.find(keys, tokens, root, max_blocks)
+        while len(hits) < max_blocks and self._ask_streams(sequence, len(hits), tokens, rows):
+            hits = self.index.find(keys, tokens, root, max_blocks)
+        return hits
 
     def num_common_blocks(self, sequence: Sequence, other: Sequence) -> int:
         """How many leading blocks two waiting or catching-up sequences have in common."""
-        assert sequence.keys is not None
-        assert other.keys is not None
         a = np.frombuffer(sequence.keys, "<u8").reshape(-1, 2)
         b = np.frombuffer(other.keys, "<u8").reshape(-1, 2)
         count = min(len(a), len(b))
@@ -46,72 +58,111 @@ class Memory:
 
     def key_at(self, sequence: Sequence, block: int) -> bytes | None:
         """The hash of its prefix up to and including this block, if that block is full of known tokens."""
-        keys = sequence.keys
-        if keys is None or (block + 1) * KEY_BYTES > len(keys):
-            return None
-        return keys[block * KEY_BYTES : (block + 1) * KEY_BYTES]
+        return sequence.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES] or None
 
     def _hash(self, sequence: Sequence) -> tuple[bytes, np.ndarray]:
+        """The keys of its full blocks, and its tokens. Goes on from what was hashed before."""
         assert self.index is not None
         tokens = sequence.tokens()
-        if sequence.keys is None or len(sequence.keys) // KEY_BYTES != len(tokens) // self.block_size:
-            sequence.keys = self.index.hashes(sequence.state_of_request.root, tokens).tobytes()
+        if sequence.num_hashed < len(tokens):
+            first = len(sequence.keys) // KEY_BYTES * self.block_size
+            sums = self.index.hashes(self._chain(sequence, first), tokens[first:], first)
+            sequence.keys += sums[:, self.block_size - 1 :: self.block_size].T.tobytes()
+            sequence.whole_key = sums[:, -1].tobytes()
+            sequence.num_hashed = len(tokens)
         return sequence.keys, tokens
+
+    def _chain(self, sequence: Sequence, num_tokens: int) -> np.ndarray:
+        """uint64 [2]: the hash of its first so many tokens, whole blocks of them."""
+        if not num_tokens:
+            return sequence.state_of_request.root
+        end = num_tokens // self.block_size * KEY_BYTES
+        return np.frombuffer(sequence.keys[end - KEY_BYTES : end], "<u8")
 
     # ---- while it runs -----------------------------------------------------------------------------------------
 
-    def begin(self, sequence: Sequence, rows: Rows, num_shared: int) -> None:
-        """Just seated, with `num_shared` blocks from others: sets where publishing goes on."""
-        sequence.num_published = num_shared
-        if self.index is not None:
-            keys, _ = self._hash(sequence)
-            chain = np.frombuffer(keys[-KEY_BYTES:], "<u8") if keys else sequence.state_of_request.root
-            rows.chain[sequence.row] = chain
-            self.index.reserve(sequence.worst_blocks)
-
     def publish_known(self, sequence: Sequence, num_computed: int) -> None:
         """A step was planned after which `num_computed` tokens, all known, are computed."""
-        first, end = sequence.num_published, num_computed // self.block_size
-        if end <= first:
-            return
-        sequence.num_published = end
-        if self.index is not None:
-            keys, tokens = self._hash(sequence)
-            self._publish(sequence, first, end, np.frombuffer(keys, "<u8").reshape(-1, 2)[first:], tokens)
+        self._publish(sequence, sequence.blocks, num_computed)
 
-    def publish_drawn(self, rows: Rows, full: np.ndarray) -> None:
-        """In each of these rows the next block has become full of drawn tokens that are computed."""
-        places, blocks, tokens = rows.take_full(full)
-        self.tokens[blocks] = tokens
+    def settled(self, sequence: Sequence) -> None:
+        """It draws tokens from here on."""
         if self.index is not None:
-            chains = self.index.next_hashes(rows.chain.take(full, axis=0), places, tokens)
-            rows.chain[full] = chains
-            self.pool.name(self.index.publish(blocks, chains, rows.root.take(full)))
+            self._file(sequence, sequence.whole_key)
+
+    def unfile(self, sequence: Sequence) -> None:
+        """It is no stream any more."""
+        if sequence.found_under is None:
+            return
+        streams = self._streams[sequence.found_under]
+        streams.remove(sequence)
+        if not streams:
+            del self._streams[sequence.found_under]
+        sequence.found_under = None
+
+    def _file(self, sequence: Sequence, key: bytes) -> None:
+        self._streams.setdefault(key, []).append(sequence)
+        sequence.found_under = key
+
+    def _ask_streams(self, sequence: Sequence, block: int, tokens: np.ndarray, rows: Rows) -> bool:
+        """Publishes a stream that has this block of `sequence`, which nobody has published. Whether there is one."""
+        if not self._streams:
+            return False
+        assert self.index is not None
+        first = block * self.block_size
+        wanted = tokens[first : first + self.block_size]
+        chain = self._chain(sequence, first)
+        sums = self.index.hashes(chain, wanted[:-1], first)
+        for key in [chain.tobytes(), *map(bytes, sums.T.copy())]:
+            for stream in self._streams.get(key, ()):
+                if self._holds(stream, block, wanted, rows):
+                    self.unfile(stream)
+                    self._publish(stream, rows.blocks(stream.row), rows.num_computed(stream.row))
+                    self._file(stream, stream.keys[(stream.num_published - 1) * KEY_BYTES :][:KEY_BYTES])
+                    return True
+        return False
+
+    def _holds(self, stream: Sequence, block: int, wanted: np.ndarray, rows: Rows) -> bool:
+        """Whether its next block to publish is this one, full and computed."""
+        rows.fold(stream)
+        end = (block + 1) * self.block_size
+        return (
+            stream.num_published == block
+            and end <= min(stream.num_logged, rows.num_computed(stream.row))
+            and stream.log[4 * (end - self.block_size) : 4 * end] == wanted.tobytes()
+        )
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
     def retire(self, sequence: Sequence) -> None:
         """Publishes what became full meanwhile and gives the blocks back. The sequence has no row."""
-        end = min(sequence.num_computed, sequence.num_logged) // self.block_size
-        first = sequence.num_published
-        if self.index is not None and sequence.blocks and end > first:
-            tokens = sequence.tokens()
-            assert sequence.chain is not None
-            hashes = self.index.hashes(sequence.chain, tokens[first * self.block_size :], first)
-            self._publish(sequence, first, end, hashes, tokens)
+        if sequence.blocks:
+            self._publish(sequence, sequence.blocks, sequence.num_computed)
         self.pool.give_back(sequence.blocks)
         sequence.blocks = []
         sequence.num_published = 0
 
-    def _publish(self, sequence: Sequence, first: int, end: int, hashes: np.ndarray, tokens: np.ndarray) -> None:
-        """Offers blocks first..end; `hashes` begins with that of `first`, `tokens` with the sequence."""
-        assert self.index is not None
-        blocks = sequence.blocks[first:end]
+    def _publish(self, sequence: Sequence, blocks: list[int], num_computed: int) -> None:
+        """Offers its full blocks of known tokens that so many computed ones fill, as far as that was not done."""
         size = self.block_size
-        self.tokens[blocks] = tokens[first * size : end * size].reshape(-1, size)
-        self.pool.name(self.index.publish(blocks, hashes[: end - first], sequence.state_of_request.root[0]))
+        first, end = sequence.num_published, min(num_computed, sequence.num_logged) // size
+        if end <= first:
+            return
+        sequence.num_published = end
+        if self.index is None:
+            return
+        keys, tokens = self._hash(sequence)
+        mine = np.array(blocks[first:end])
+        self.tokens[mine] = tokens[first * size : end * size].reshape(-1, size)
+        named = self.index.publish(mine, keys[first * KEY_BYTES : end * KEY_BYTES], sequence.state_of_request.root)
+        self.pool.name(named)
 
-    def check(self, tables: Iterable[list[int]]) -> None:
+    def check(self, tables: Iterable[list[int]], running: Iterable[Sequence]) -> None:
         self.pool.check(tables)
         if self.index is not None:
             self.index.check(self.pool.is_named)
+            streams = [stream for key in self._streams for stream in self._streams[key]]
+            assert len(streams) == len({id(stream) for stream in streams})
+            assert {id(stream) for stream in streams} == {id(s) for s in running if s.settled_step is not None}
+            for key in self._streams:
+                assert all(stream.found_under == key for stream in self._streams[key])

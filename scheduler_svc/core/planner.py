@@ -24,10 +24,11 @@ from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.quarantine import Quarantine, first_waiting
 from scheduler_svc.core.registry import Registry
-from scheduler_svc.core.rows import NEVER
 from scheduler_svc.core.sequence import Sequence, State, blocks_for, worst_case_blocks
 from scheduler_svc.core.step_time import StepTimeModel
 
+# More blocks than any sequence has: a follower that waits until its leader has settled.
+NEVER = 1 << 31
 # However tight the step-time target, prompts advance by this much in a step.
 MIN_CHUNK = 16
 # A head that did not fit is looked at again when blocks were given back, or after so many steps: estimates change.
@@ -93,23 +94,24 @@ class Planner:
     # ---- grow --------------------------------------------------------------------------------------------------
 
     def _grow(self, epoch: Epoch, draft: Draft) -> None:
-        rows, pool = epoch.rows, epoch.memory.pool
-        full = (rows.num_computed == rows.capacity).nonzero()[0]
-        if not len(full):
+        step_id, pool = epoch.next_step_id, epoch.memory.pool
+        rows = epoch.rows.growing(step_id)
+        if not rows:
             return
-        while len(full) > pool.num_available:
+        while len(rows) > pool.num_available:
             if not epoch.reclaim():
-                victim = rows.last_in_order()
+                victim = epoch.rows.last_in_order()
                 assert victim is not None, "protected sequences outgrew the pool"
                 epoch.preempt(victim)
                 draft.has_preempted = True
-                full = full[rows.seat[full] != 0]
-        blocks = pool.take(len(full))
+        if not rows:
+            return
+        blocks = pool.take(len(rows))
         assert blocks is not None
-        pairs = np.empty((len(full), 2), "<i4")
-        pairs[:, 0], pairs[:, 1] = full, blocks
-        rows.grow(full, pairs[:, 1])
-        draft.grow = pairs.tobytes()
+        draft.grow = epoch.rows.grow(step_id, blocks)
+        if self._limits.policy is Policy.FAIR:
+            for row in rows:
+                self._queue.charge_output(epoch.rows.seated(row), epoch.rows.num_output(row))
 
     # ---- the token budget --------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Planner:
         behind = epoch.catching_up
         others_wait = not self._queue.is_empty()
         for i, sequence in enumerate(behind):
-            left -= self._give(epoch, draft, sequence, self._share(left, others_wait or i + 1 < len(behind)))
+            left -= self._give(draft, sequence, self._share(left, others_wait or i + 1 < len(behind)))
         return left
 
     @staticmethod
@@ -135,9 +137,9 @@ class Planner:
         return -(-left // 2) if others_wait else left
 
     @staticmethod
-    def _give(epoch: Epoch, draft: Draft, sequence: Sequence, most: int) -> int:
+    def _give(draft: Draft, sequence: Sequence, most: int) -> int:
         given = draft.chunks.get(sequence.row, 0)
-        behind = sequence.num_logged - int(epoch.rows.num_computed[sequence.row]) - given
+        behind = sequence.num_logged - sequence.num_computed - given
         chunk = min(behind, most)
         draft.chunks[sequence.row] = given + chunk
         return chunk
@@ -146,7 +148,7 @@ class Planner:
         for sequence in epoch.catching_up:
             if left <= 0:
                 return
-            left -= self._give(epoch, draft, sequence, left)
+            left -= self._give(draft, sequence, left)
 
     # ---- admit -------------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Planner:
             sequence = self._head()
             if sequence is None or sequence.fence > epoch.last_committed or self._is_refused(epoch, sequence):
                 break
-            hits = epoch.memory.find_prefix(sequence)
+            hits = epoch.memory.find_prefix(sequence, epoch.rows)
             if self._park(epoch, draft, sequence, len(hits)):
                 continue
             placement = self._place(epoch, sequence, hits)
@@ -168,7 +170,7 @@ class Planner:
                 break
             self._seat(epoch, draft, sequence, placement, now)
             self._lead(epoch, draft, sequence)
-            left -= self._give(epoch, draft, sequence, self._share(left, not self._queue.is_empty()))
+            left -= self._give(draft, sequence, self._share(left, not self._queue.is_empty()))
         return left
 
     def _head(self) -> Sequence | None:
@@ -250,9 +252,10 @@ class Planner:
         if epoch.worst_blocks + worst <= room:
             return True
         live = rows.seat.nonzero()[0]
-        held = (rows.capacity - rows.num_shared)[live]
-        drawn = np.maximum(rows.num_computed - rows.num_prompt, 0)[live]
-        most = (rows.last - rows.num_computed)[live]
+        computed = rows.lead[live] + rows.step
+        held = rows.num_slots(live, computed + rows.settled[live]) - rows.num_shared[live]
+        drawn = np.maximum(computed - rows.num_prompt[live], 0)
+        most = rows.last[live] - computed
         held = np.append(held, placement.num_new * size)
         drawn = np.append(drawn, sequence.num_output)
         most = np.append(most, max(limit - sequence.num_logged, 1))
@@ -299,14 +302,13 @@ class Planner:
         """Moves the counters to where they are once this step has run, and writes the plan down."""
         rows, step_id = epoch.rows, epoch.next_step_id
         num_tokens = rows.num_decoding
-        if num_tokens:
-            rows.num_computed += rows.stride
+        rows.advance(step_id)
         prefill = b""
         if epoch.catching_up:
             num_chunked, prefill = self._seal_chunks(epoch, draft)
             num_tokens += num_chunked
         epoch.num_stored += num_tokens
-        final = [rows.sequence[row] for row in (rows.num_computed == rows.last).nonzero()[0].tolist()]
+        final = tuple(rows.take_ends())
         epoch.ending += final
         plan = step_pb2.StepPlan(
             boot_id=epoch.boot_id,
@@ -320,7 +322,7 @@ class Planner:
         )
         epoch.releases.clear()
         epoch.next_step_id += 1
-        epoch.in_flight.append(Step(step_id, rows.roster(), tuple(final), rows.num_live, epoch.num_stored, num_tokens))
+        epoch.in_flight.append(Step(step_id, rows.roster(), final, rows.num_live, epoch.num_stored, num_tokens))
         return plan
 
     def _seal_chunks(self, epoch: Epoch, draft: Draft) -> tuple[int, bytes]:
@@ -330,8 +332,8 @@ class Planner:
         for sequence in list(epoch.catching_up):
             row = sequence.row
             chunk = draft.chunks.get(row, 0)
-            computed = int(rows.num_computed[row]) + chunk
-            rows.num_computed[row] = computed
+            sequence.num_computed = computed = sequence.num_computed + chunk
+            rows.catch_up(sequence)
             num_tokens += chunk
             settles = computed == sequence.num_logged
             if not (settles and chunk == 1):

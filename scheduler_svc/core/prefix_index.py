@@ -6,10 +6,10 @@ p, in two lanes modulo 2^64, on top of a keyed root made from tenant and salt:
 
     hash[i] = root(tenant, salt) + sum over p < (i + 1) * block_size of (token[p] + 1) * secret[lane, p]
 
-Being a sum, the hashes of a whole prompt are one numpy pass and a running hash is continued by adding; its numbers
-being secret and different at each position, a collision cannot be planned (a polynomial in one secret would not do: its
-collisions modulo 2^64 do not depend on the secret). And a hash alone is never believed: the tokens of each block and
-the root of its chain are compared on a hit.
+Being a sum, the hashes of a whole prompt are one numpy pass, a hash is continued by adding, and every prefix has one,
+not only those that end with a block; its numbers being secret and different at each position, a collision cannot be
+planned (a polynomial in one secret would not do: its collisions modulo 2^64 do not depend on the secret). And a hash
+alone is never believed: the tokens of each block and the root of its chain are compared on a hit.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ class PrefixIndex:
         num_blocks, block_size = tokens.shape
         self.block_size = block_size
         self._seed = hashlib.blake2b(b"positions", key=hash_key[:64]).digest()
-        # secret numbers [num_positions / block_size, lane, block_size], extended as longer prefixes come
-        self._secrets = np.empty((0, 2, block_size), np.uint64)
+        # secret numbers [lane, position], extended as longer prefixes come
+        self._secrets = np.empty((2, 0), np.uint64)
         # Hash of a prefix -> the block with its last tokens. All and only named blocks.
         self._block_of: dict[bytes, int] = {}
         # Meaningful for named blocks.
@@ -36,20 +36,15 @@ class PrefixIndex:
         # The root of a named block's chain, its first lane.
         self._roots = np.zeros(num_blocks, np.uint64)
 
-    def hashes(self, chain: np.ndarray, tokens: np.ndarray, first_block: int = 0) -> np.ndarray:
-        """uint64 [num_full_blocks, 2]: continues `chain`, which covers `first_block` blocks, over `tokens`."""
-        count = len(tokens) // self.block_size
-        end = first_block + count
-        self.reserve(end)
-        tokens_NB = tokens[: count * self.block_size].reshape(count, self.block_size).astype(np.uint64) + np.uint64(1)
-        sums = np.einsum("nlb,nb->nl", self._secrets[first_block:end], tokens_NB)
-        return np.cumsum(sums, axis=0, dtype=np.uint64) + chain
-
-    def next_hashes(self, chains: np.ndarray, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Many prefixes at once: `chains` [n, 2], each continued by its `blocks[i]`-th block, of `tokens` [n, b]. Room
-        for such blocks was reserved."""
-        tokens_NB = np.add(tokens, 1, dtype=np.uint64, casting="unsafe")
-        return np.vecdot(self._secrets.take(blocks, axis=0), tokens_NB[:, None]) + chains
+    def hashes(self, chain: np.ndarray, tokens: np.ndarray, first: int = 0) -> np.ndarray:
+        """uint64 [2, len(tokens)]: of every prefix that ends in `tokens`, which begin at position `first`; `chain` [2]
+        is that of the tokens before."""
+        end = first + len(tokens)
+        self._reserve(end)
+        terms = np.add(tokens, 1, dtype=np.uint64, casting="unsafe") * self._secrets[:, first:end]
+        sums = np.add.accumulate(terms, axis=1, out=terms)
+        sums += chain[:, None]
+        return sums
 
     def find(self, keys: bytes, tokens: np.ndarray, root: np.ndarray, max_blocks: int) -> list[int]:
         """The blocks of the longest known prefix, at most `max_blocks` of them."""
@@ -61,32 +56,33 @@ class PrefixIndex:
             if block is None:
                 break
             hits.append(block)
+        found = np.array(hits)
         wanted = tokens[: len(hits) * self.block_size].reshape(len(hits), self.block_size)
-        same = (self._tokens[hits] == wanted).all(axis=1) & (self._roots[hits] == root[0])
-        return hits if same.all() else hits[: int(same.argmin())]
+        same = self._tokens.take(found, axis=0) == wanted
+        mine = self._roots.take(found) == root[0]
+        if same.all() and mine.all():
+            return hits
+        return hits[: int((same.all(axis=1) & mine).argmin())]
 
-    def publish(
-        self, blocks: "list[int] | np.ndarray", hashes: np.ndarray, roots: "np.ndarray | np.uint64"
-    ) -> np.ndarray:
-        """Names blocks by `hashes` [n, 2]. Returns those it did name: a prefix that has a block keeps that one."""
-        blocks = np.asarray(blocks)
+    def publish(self, blocks: np.ndarray, keys: bytes, root: np.ndarray) -> np.ndarray:
+        """Names blocks by `keys`, 16 bytes each. Returns those it did name: a prefix with a block keeps that one."""
         wanted = blocks.tolist()
-        claimed = list(map(self._block_of.setdefault, _keys(hashes), wanted))
-        self._hash_of[blocks] = hashes
-        self._roots[blocks] = roots
+        claimed = list(map(self._block_of.setdefault, np.frombuffer(keys, KEY).tolist(), wanted))
+        self._hash_of[blocks] = np.frombuffer(keys, "<u8").reshape(-1, 2)
+        self._roots[blocks] = root[0]
         return blocks if claimed == wanted else blocks[np.array(claimed) == blocks]
 
     def forget(self, blocks: list[int]) -> None:
         for key in _keys(self._hash_of[blocks]):
             del self._block_of[key]
 
-    def reserve(self, num_blocks: int) -> None:
-        """Prefixes may get so long."""
-        if num_blocks <= len(self._secrets):
+    def _reserve(self, num_positions: int) -> None:
+        """Prefixes get so long."""
+        if num_positions <= self._secrets.shape[1]:
             return
-        num_blocks = max(64, 1 << (num_blocks - 1).bit_length())
-        stream = hashlib.shake_256(self._seed).digest(num_blocks * self.block_size * 16)
-        self._secrets = np.frombuffer(stream, "<u8").reshape(num_blocks, 2, self.block_size)
+        num_positions = max(1024, 1 << (num_positions - 1).bit_length())
+        lanes = [hashlib.shake_256(self._seed + bytes([lane])).digest(num_positions * 8) for lane in range(2)]
+        self._secrets = np.frombuffer(b"".join(lanes), "<u8").reshape(2, num_positions)
 
     def check(self, is_named: np.ndarray) -> None:
         assert sorted(self._block_of.values()) == is_named.nonzero()[0].tolist()

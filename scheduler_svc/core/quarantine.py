@@ -39,7 +39,7 @@ class Quarantine:
         for sequence in at_work:
             reached = sequence.num_computed
             if sequence.state is State.RUNNING:
-                reached = int(epoch.rows.num_computed[sequence.row])
+                reached = epoch.rows.num_computed(sequence.row)
             sequence.died_at = max(reached, sequence.died_at)
             num_deaths = sequence.state_of_request.num_deaths
             sequence.tell(epoch.next_step_id, "was at work when an executor died", sequence.died_at, num_deaths)
@@ -72,7 +72,8 @@ def _has_passed(epoch: Epoch, sequence: Sequence) -> bool:
     """It has drawn a token since it was seated, and one behind the point: what was in flight then is computed."""
     if sequence.state is not State.RUNNING:
         return False
-    return int(epoch.rows.committed[sequence.row]) > max(sequence.died_at, sequence.num_logged)
+    rows, row = epoch.rows, sequence.row
+    return rows.num_committed(sequence) > max(sequence.died_at, int(rows.num_known[row]))
 
 
 def first_waiting(state: RequestState) -> Sequence | None:

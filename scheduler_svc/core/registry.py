@@ -79,7 +79,7 @@ class Registry:
             self._start(state)
             self.prompt_tokens += sequence.num_prompt
             self.prompt_tokens_cached += sequence.num_cached_tokens
-            self._door.turn(state.arrived, now)
+            self._door.turn(state.request, state.arrived, now)
 
     def _start(self, state: RequestState) -> None:
         state.started = True

@@ -8,7 +8,7 @@ from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core import intake
 from scheduler_svc.core.admission import LengthHistogram
 from scheduler_svc.core.committer import StopFilter, commit
-from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Policy, Request, Stats
+from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Request, Stats
 from scheduler_svc.core.door import Door
 from scheduler_svc.core.epoch import Epoch
 from scheduler_svc.core.planner import Planner
@@ -17,13 +17,13 @@ from scheduler_svc.core.prefix_index import root
 from scheduler_svc.core.quarantine import Quarantine
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import RequestState, Sequence, State
-from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
+from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation
 
 
 class Scheduler:
     def __init__(self, limits: Limits):
         self._limits = limits
-        self._door = Door(limits.policy)
+        self._door = Door(limits)
         self._registry = Registry(self._door)
         self._queue = WaitingQueue(limits.policy)
         self._quarantine = Quarantine(limits.max_executor_deaths)
@@ -41,7 +41,7 @@ class Scheduler:
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
-        registry, limits = self._registry, self._limits
+        registry = self._registry
         intake.check_request(request)
         if self._geometry is not None:
             intake.check_fits(request, self._geometry)
@@ -51,8 +51,8 @@ class Scheduler:
             raise AlreadyExists(f"handle {request.handle} is live", field="handle")
         # What runs already after the loss of a scheduler is not new load.
         if request.delivered is None:
-            self._check_queue(request, now)
-        state = registry.add(request, root(limits.hash_key, request.tenant, request.cache_salt), now)
+            self._door.check(request, now)
+        state = registry.add(request, root(self._limits.hash_key, request.tenant, request.cache_salt), now)
         if state.sequences:
             self._queue.arrive(request.tenant, len(state.sequences))
         if self._stops is not None:
@@ -61,21 +61,6 @@ class Scheduler:
             sequence.num_charged = sequence.num_output
             self._queue.push(sequence)
             self._finish_if_over(sequence)
-
-    def _check_queue(self, request: Request, now: float) -> None:
-        door, limits = self._door, self._limits
-        num_over = door.num_waiting + 1 - limits.max_waiting
-        num_tokens_over = door.num_waiting_tokens + len(request.prompt) - limits.max_waiting_tokens
-        if num_over > 0 or (num_tokens_over > 0 and door.num_waiting):
-            raise QueueFull("the queue is full", retry_after_s=door.retry_after_s(max(num_over, 1)))
-        if limits.max_wait_s is None:
-            return
-        wait_s = door.wait_s(request, now)
-        if wait_s > limits.max_wait_s:
-            raise QueueFull(
-                f"its turn would come in {wait_s:.1f} s, the limit is {limits.max_wait_s:.1f} s",
-                retry_after_s=max(wait_s - limits.max_wait_s, 0.1),
-            )
 
     def cancel_request(self, request_id: str) -> bool:
         state = self._registry.requests.get(request_id)
@@ -100,8 +85,14 @@ class Scheduler:
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
+    def expire(self, now: float) -> int:
+        """Ends the sequences that have outlived their deadline; returns how many. `plan` does it too."""
+        late = self._registry.expired(now)
+        self._finish_all(late, Cause.EXPIRED)
+        return len(late)
+
     def plan(self, now: float) -> step_pb2.StepPlan | None:
-        self._finish_all(self._registry.expired(now), Cause.EXPIRED)
+        self.expire(now)
         if self._epoch is None:
             return None
         return self._planner.plan(self._epoch, now)
@@ -115,9 +106,6 @@ class Scheduler:
             step = committed.step
             self._planner.step_time.learn(step.num_tokens, step.num_stored, result.forward_us)
         self._registry.generation_tokens += len(committed.output.token)
-        if committed.grown is not None and self._limits.policy is Policy.FAIR:
-            for row in committed.grown.tolist():
-                self._queue.charge_output(epoch.rows.sequence[row], epoch.rows.num_output(row))
         for sequence, token in committed.stopped:
             self._finish(sequence, Cause.STOP, stop_token_id=token)
         for sequence in committed.step.final:
@@ -152,6 +140,8 @@ class Scheduler:
         self._stops = None
         for sequence in self._registry.sequences.values():
             sequence.fence = 0
+            # The next executor's blocks may be of another size.
+            sequence.keys, sequence.num_hashed = b"", 0
         if convicted is not None:
             message = f"executors died {convicted.num_deaths} times while they computed this request"
             for sequence in list(convicted.sequences):

@@ -1,7 +1,7 @@
 """A sequence: one token stream. A request asks for `num_choices` of them over one prompt.
 
 This file knows what a sequence is, not when it runs. While a sequence is RUNNING its newest tokens and its counters
-live in the columns of rows.py and in its blocks; `log` is brought up to date when it leaves its row. In every other
+live in the columns of rows.py; `log` is brought up to date when it leaves its row. In every other
 state the sequence is whole.
 """
 
@@ -68,10 +68,12 @@ class Sequence:
     seat: int = 0
     # While RUNNING those it was admitted with; what it grew by is in its row of the table.
     blocks: list[int] = field(default_factory=list)
+    # Once it has settled, its row knows.
     num_computed: int = 0
-    # Leading blocks offered to the prefix index, and the hash of the chain up to there.
+    # Leading blocks offered to the prefix index.
     num_published: int = 0
-    chain: np.ndarray | None = None
+    # Under this hash of its leading tokens a stream that grows can be found; see memory.py.
+    found_under: bytes | None = None
     # The step in which it caught up with its known tokens, since which it decodes. None: still catching up.
     settled_step: int | None = None
     # The last step that computes a token of it. It is not admitted again before that step's result is here.
@@ -79,8 +81,10 @@ class Sequence:
     worst_blocks: int = 0
     protected: bool = False
 
-    # Hashes of the full blocks of `log`, made when needed; behind `log` after it has grown.
-    keys: bytes | None = None
+    # Hashes of the full blocks of `log` and of all of it, made when needed; behind `log` after it has grown.
+    keys: bytes = b""
+    whole_key: bytes = b""
+    num_hashed: int = 0
 
     # Output tokens its tenant was charged for, some of them in advance.
     num_charged: int = 0

@@ -71,6 +71,12 @@ class RecordedScheduler(Scheduler):
             self._journal.note(0.0, "drop_session", session)
         return count
 
+    def expire(self, now: float) -> int:
+        count = super().expire(now)
+        if count:
+            self._journal.note(now, "expire", True)
+        return count
+
     def plan(self, now: float) -> step_pb2.StepPlan | None:
         try:
             plan = super().plan(now)

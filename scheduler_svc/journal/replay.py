@@ -100,6 +100,8 @@ class Replay:
                 core.cancel_handle(entry.cancel_handle.session, entry.cancel_handle.handle)
             case "drop_session":
                 core.drop_session(entry.drop_session)
+            case "expire":
+                core.expire(entry.now)
             case "result":
                 core.commit(entry.result, entry.now)
             case "executor_lost":

@@ -99,6 +99,10 @@ def _executor(
     return Option(name, kind, help, default, low, high, parts=(EXECUTOR,))
 
 
+def _scheduler(name: str, kind: str, help: str, default: str, *, low: float, high: float) -> Option:
+    return Option(name, kind, help, default, low, high, parts=(SCHEDULER,))
+
+
 OPTIONS: tuple[Option, ...] = (
     Option("model", "text", "A directory, a .gguf file or a hub id.", "SmolLM2-135M-Instruct"),
     Option("served-model-name", "text", "What clients call the model.", "the model's own name"),
@@ -120,10 +124,23 @@ OPTIONS: tuple[Option, ...] = (
         1,
         parts=(EXECUTOR,),
     ),
-    _executor("max-model-len", "int", "Longest sequence, prompt and output.", "the model's", low=1, high=2**24),
+    _executor("max-model-len", "int", "Longest sequence, prompt and output.", "the model's", low=2, high=2**24),
     _executor("max-num-seqs", "int", "Sequences that run at once.", "by backend", low=1, high=2**14),
     _executor("max-num-batched-tokens", "int", "Tokens computed in one step.", "by backend", low=1, high=2**20),
     Option("max-waiting", "int", "Requests that may queue.", "1024", 1, 1_000_000, parts=(SCHEDULER,)),
+    _scheduler("max-waiting-tokens", "int", "Prompt tokens that may queue.", "4000000", low=1, high=2**40),
+    _scheduler("max-waiting-per-tenant", "int", "Requests of one tenant that may queue.", "off", low=1, high=1_000_000),
+    _scheduler("max-waiting-tokens-per-tenant", "int", "The same in prompt tokens.", "off", low=1, high=2**40),
+    _scheduler(
+        *("max-wait", "float", "Seconds; who would wait longer for its turn, as predicted, is refused.", "off"),
+        low=0.001,
+        high=86_400,
+    ),
+    _scheduler(
+        *("inter-token-target", "float", "Seconds, as 0.05; steps are kept so short while streams run.", "off"),
+        low=0.001,
+        high=60,
+    ),
     Option("policy", "fcfs|priority|fair", "Who is admitted first.", "fcfs", parts=(SCHEDULER,)),
     Option("pipeline-depth", "int", "Plans in flight; 1 is for debugging.", "2", 1, 2, parts=(SCHEDULER,)),
     Option("enable-prefix-caching", "flag", "Share KV of equal prefixes.", "on", parts=(SCHEDULER,)),

@@ -73,8 +73,8 @@ def late_result_applied() -> Any:
     """A token goes to whoever sits in the row now."""
 
     def make(leave: Any) -> Any:
-        def leave_quietly(rows: Rows, sequence: Sequence, block_tokens: np.ndarray) -> None:
-            leave(rows, sequence, block_tokens)
+        def leave_quietly(rows: Rows, sequence: Sequence) -> None:
+            leave(rows, sequence)
             rows.num_unseated -= 1
 
         return leave_quietly
@@ -94,7 +94,7 @@ def tokens_not_compared() -> Any:
         return hits[: hits.index(None)] if None in hits else hits  # type: ignore[return-value]
 
     def make(hashes: Any) -> Any:
-        return lambda index, chain, tokens, first_block=0: hashes(index, chain, tokens * 0, first_block)
+        return lambda index, chain, tokens, first=0: hashes(index, chain, tokens * 0, first)
 
     @contextmanager
     def both() -> Iterator[None]:
@@ -112,7 +112,7 @@ def unfenced_readmission() -> Any:
 
 
 def hit_covers_the_last_token() -> Any:
-    def find_prefix(memory: Memory, sequence: Sequence) -> list[int]:
+    def find_prefix(memory: Memory, sequence: Sequence, rows: Rows) -> list[int]:
         if memory.index is None:
             return []
         keys, tokens = memory._hash(sequence)
@@ -128,6 +128,45 @@ def published_before_computed() -> Any:
         return lambda memory, sequence, num_computed: publish_known(memory, sequence, sequence.num_logged)
 
     return wrap(Memory, "publish_known", make)
+
+
+def published_before_known() -> Any:
+    """A drawn block is published although its newest token is not computed yet."""
+
+    def make(publish: Any) -> Any:
+        return lambda memory, sequence, blocks, num_computed: publish(memory, sequence, blocks, num_computed + 1)
+
+    return wrap(Memory, "_publish", make)
+
+
+def grows_a_step_late() -> Any:
+    return patched(Rows, "growing", lambda rows, step_id: rows._phases[(step_id - 1) % rows.block_size].rows)
+
+
+def tokens_of_another_step() -> Any:
+    """The history is read one step off."""
+
+    def make(commit: Any) -> Any:
+        def shifted(rows: Rows, step_id: int, roster: Any, tokens: np.ndarray) -> None:
+            commit(rows, step_id + 1, roster, tokens)
+            rows.committed_step = step_id
+
+        return shifted
+
+    return wrap(Rows, "commit", make)
+
+
+def phase_not_left() -> Any:
+    """Whoever leaves a row goes on growing there."""
+
+    def make(change: Any) -> Any:
+        def stay(phase: Any, row: int, *, joins: bool) -> None:
+            if joins and row not in phase.rows:
+                change(phase, row, joins=True)
+
+        return stay
+
+    return wrap(Rows, "_change", make)
 
 
 def fork_without_copy() -> Any:
@@ -179,8 +218,8 @@ def evicted_but_still_named() -> Any:
 
 def length_off_by_one() -> Any:
     def make(take: Any) -> Any:
-        def late(rows: Rows, sequence: Sequence, *, num_known: int, last: int, rank: int) -> None:
-            take(rows, sequence, num_known=num_known, last=last + 1, rank=rank)
+        def late(rows: Rows, sequence: Sequence, *, last: int, rank: int) -> None:
+            take(rows, sequence, last=last + 1, rank=rank)
 
         return late
 
@@ -294,6 +333,10 @@ MUTANTS: tuple[Callable[[], Any], ...] = (
     unfenced_readmission,
     hit_covers_the_last_token,
     published_before_computed,
+    published_before_known,
+    grows_a_step_late,
+    tokens_of_another_step,
+    phase_not_left,
     fork_without_copy,
     partial_block_shared,
     blocks_not_kept_from_eviction,

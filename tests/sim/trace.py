@@ -13,6 +13,7 @@ A file in traces/ is a title, then commands (`> ...`), each followed by what it 
     > later 1.5            seconds pass
     > times base_us=1000 token_us=100   it is known how long a step takes
     > pool                 prints how many blocks are owned, cached, free
+    > counts               prints how many prompt tokens were computed and how many were hit, of admitted requests
 """
 
 import sys
@@ -166,6 +167,10 @@ class Player:
     def pool(self) -> list[str]:
         stats = self.scheduler.stats()
         return [f"{stats.blocks_owned} owned, {stats.blocks_cached} cached, {stats.blocks_free} free"]
+
+    def counts(self) -> list[str]:
+        stats = self.scheduler.stats()
+        return [f"{stats.prompt_tokens_computed_total} computed, {stats.prompt_tokens_cached_total} hit"]
 
     # ---- words -------------------------------------------------------------------------------------------------
 

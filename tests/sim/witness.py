@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # Each of these must have happened somewhere in any thousand worlds.
 SOMETIMES = (
     "admitted with output",
+    "a live stream's output is hit",
     "a row rests",
     "all but the last token hit",
     "cancelled while finishing",
@@ -49,6 +50,7 @@ SOMETIMES = (
     "refused: one too many",
     "refused: queue full",
     "refused: rows differ",
+    "refused: tenant",
     "refused: tokens differ",
     "release and nothing else",
     "resumed and yet right",
@@ -82,11 +84,28 @@ def note_plan(world: "World", plan: step_pb2.StepPlan | None, preemptions_before
     seen["row reused in the plan that released it"] += any(admit.row in released for admit in plan.admit)
     seen["release and nothing else"] += not epoch.rows.num_live
     for admit in plan.admit:
+        seen["a live stream's output is hit"] += shares_with_a_stream(world, admit)
         seen["prefix hit"] += admit.num_computed_tokens > 0
         num_known = len(admit.token_ids) // 4
         seen["all but the last token hit"] += admit.num_computed_tokens == num_known - 1 > 0
         seen["output tokens hit after a preemption"] += admit.num_computed_tokens > admit.num_prompt_tokens
         seen["admitted with output"] += num_known > admit.num_prompt_tokens
+
+
+def shares_with_a_stream(world: "World", admit: step_pb2.Admit) -> bool:
+    """Whether a block it was given holds tokens that a running sequence of another request drew."""
+    epoch = world.scheduler._epoch
+    assert epoch is not None
+    size = world.geometry.block_size
+    mine = np.frombuffer(admit.block_ids, "<i4")[: admit.num_computed_tokens // size].tolist()
+    newcomer = epoch.rows.sequence[admit.row]
+    assert newcomer is not None
+    for other in epoch.rows.sequence:
+        if other is not None and other.state_of_request is not newcomer.state_of_request:
+            drawn = epoch.rows.blocks(other.row)[other.num_prompt // size :]
+            if set(mine) & set(drawn):
+                return True
+    return False
 
 
 def check_isolation(world: "World", plan: step_pb2.StepPlan) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import rows
 from scheduler_svc.core.contract import Cause, Delivered, Geometry, Limits, Output, Policy, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
@@ -53,6 +54,8 @@ class World:
         self.limits = Limits(
             max_waiting=self.random.choice([4, 1000]),
             max_waiting_tokens=self.random.choice([60, 10_000]),
+            max_waiting_per_tenant=None if self.is_crowded else self.random.choice([None, None, None, None, 2]),
+            max_waiting_tokens_per_tenant=None if self.is_crowded else self.random.choice([None, None, None, None, 40]),
             max_wait_s=self.random.choice([None, None, 2.0]),
             policy=self.random.choice(list(Policy)),
             pipeline_depth=self.depth,
@@ -201,6 +204,8 @@ class World:
         if self.random.random() < 0.3:
             self.geometry = self._geometry()
             self.seen["capacity changed"] += self.epoch > 1
+        # How long drawn tokens stay outside their logs; the usual 256 steps are longer than most streams here.
+        rows.HISTORY = self.random.choice([1, 5, 256])
         self.scheduler.reset(self.geometry, self.boot_id, self.epoch)
         self.executor = HashExec(self.geometry, self.boot_id, self.epoch)
         self.executor.poison = self.poison
@@ -280,7 +285,9 @@ class World:
             return np.concatenate([self.random.choice(self.prefixes), tokens])
         if kind < 0.7 and self.clients:
             # A conversation goes on: what somebody was told comes back as a prompt.
-            client = self.random.choice(list(self.clients.values()))
+            talking = [c for c in self.clients.values() if c.cause is None and not c.is_gone and c.received]
+            among = talking if talking and self.random.random() < 0.5 else list(self.clients.values())
+            client = self.random.choice(among)
             known = np.concatenate([client.request.prompt, np.array(client.received, np.int32), tokens])
             return known[: MAX_MODEL_LEN - 5].astype(np.int32)
         return tokens
@@ -315,7 +322,8 @@ class World:
             self.seen["refused: it could never fit"] += 1
             return
         except QueueFull as error:
-            self.seen["refused: queue full"] += (error.retry_after_s or 0) > 0
+            name = "refused: tenant" if "tenant" in error.message else "refused: queue full"
+            self.seen[name] += (error.retry_after_s or 0) >= 0.1
             return
         self.requests[request.request_id] = request
         for choice in range(request.num_choices):

@@ -84,6 +84,7 @@ def test_a_killed_scheduler_leaves_nothing_in_the_way(running, tmp_path):
 def test_values_out_of_range_and_unknown_variables_are_named(tmp_path):
     assert "pipeline-depth" in fails(tmp_path, "--pipeline-depth", "3")
     assert "max-waiting" in fails(tmp_path, STEPWIRE_MAX_WAITING="0")
+    assert "inter-token-target" in fails(tmp_path, STEPWIRE_INTER_TOKEN_TARGET="61")
     assert "STEPWIRE_MAX_WAITIN" in fails(tmp_path, STEPWIRE_MAX_WAITIN="1")
     assert "log level" in fails(tmp_path, "--log-level", "loud")
     assert "insecure-wire" in fails(tmp_path, "--bind-frontend", "tcp://0.0.0.0:7000")

@@ -26,7 +26,7 @@ from protos.stepwire.wire.v1 import session_pb2 as stepwire_dot_wire_dot_v1_dot_
 from protos.stepwire.wire.v1 import step_pb2 as stepwire_dot_wire_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estepwire/wire/v1/journal.proto\x12\x10stepwire.wire.v1\x1a\x1estepwire/wire/v1/session.proto\x1a\x1bstepwire/wire/v1/step.proto\"\xbb\x03\n\x0cJournalEntry\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12/\n\x05start\x18\x02 \x01(\x0b\x32\x1e.stepwire.wire.v1.JournalStartH\x00\x12\x31\n\x06submit\x18\x03 \x01(\x0b\x32\x1f.stepwire.wire.v1.JournalSubmitH\x00\x12\x18\n\x0e\x63\x61ncel_request\x18\x04 \x01(\tH\x00\x12\x38\n\rcancel_handle\x18\x05 \x01(\x0b\x32\x1f.stepwire.wire.v1.JournalHandleH\x00\x12\x16\n\x0c\x64rop_session\x18\x06 \x01(\rH\x00\x12-\n\x04plan\x18\x07 \x01(\x0b\x32\x1d.stepwire.wire.v1.JournalPlanH\x00\x12.\n\x06result\x18\x08 \x01(\x0b\x32\x1c.stepwire.wire.v1.StepResultH\x00\x12/\n\x05reset\x18\t \x01(\x0b\x32\x1e.stepwire.wire.v1.JournalResetH\x00\x12\x36\n\rexecutor_lost\x18\n \x01(\x0b\x32\x1d.stepwire.wire.v1.JournalLostH\x00\x42\x06\n\x04\x62ody\"V\n\x0cJournalStart\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06masked\x18\x02 \x01(\x08\x12\x13\n\x0blimits_json\x18\x03 \x01(\t\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\"n\n\rJournalSubmit\x12\x0f\n\x07session\x18\x01 \x01(\r\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x18.stepwire.wire.v1.Submit\x12\x15\n\x08\x64\x65\x61\x64line\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_deadline\"0\n\rJournalHandle\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06handle\x18\x02 \x01(\x06\".\n\x0bJournalPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\"\\\n\x0cJournalReset\x12,\n\x08geometry\x18\x01 \x01(\x0b\x32\x1a.stepwire.wire.v1.Geometry\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"\r\n\x0bJournalLostb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estepwire/wire/v1/journal.proto\x12\x10stepwire.wire.v1\x1a\x1estepwire/wire/v1/session.proto\x1a\x1bstepwire/wire/v1/step.proto\"\xcd\x03\n\x0cJournalEntry\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12/\n\x05start\x18\x02 \x01(\x0b\x32\x1e.stepwire.wire.v1.JournalStartH\x00\x12\x31\n\x06submit\x18\x03 \x01(\x0b\x32\x1f.stepwire.wire.v1.JournalSubmitH\x00\x12\x18\n\x0e\x63\x61ncel_request\x18\x04 \x01(\tH\x00\x12\x38\n\rcancel_handle\x18\x05 \x01(\x0b\x32\x1f.stepwire.wire.v1.JournalHandleH\x00\x12\x16\n\x0c\x64rop_session\x18\x06 \x01(\rH\x00\x12-\n\x04plan\x18\x07 \x01(\x0b\x32\x1d.stepwire.wire.v1.JournalPlanH\x00\x12.\n\x06result\x18\x08 \x01(\x0b\x32\x1c.stepwire.wire.v1.StepResultH\x00\x12/\n\x05reset\x18\t \x01(\x0b\x32\x1e.stepwire.wire.v1.JournalResetH\x00\x12\x36\n\rexecutor_lost\x18\n \x01(\x0b\x32\x1d.stepwire.wire.v1.JournalLostH\x00\x12\x10\n\x06\x65xpire\x18\x0b \x01(\x08H\x00\x42\x06\n\x04\x62ody\"V\n\x0cJournalStart\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06masked\x18\x02 \x01(\x08\x12\x13\n\x0blimits_json\x18\x03 \x01(\t\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\"n\n\rJournalSubmit\x12\x0f\n\x07session\x18\x01 \x01(\r\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x18.stepwire.wire.v1.Submit\x12\x15\n\x08\x64\x65\x61\x64line\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_deadline\"0\n\rJournalHandle\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06handle\x18\x02 \x01(\x06\".\n\x0bJournalPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\"\\\n\x0cJournalReset\x12,\n\x08geometry\x18\x01 \x01(\x0b\x32\x1a.stepwire.wire.v1.Geometry\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"\r\n\x0bJournalLostb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwire.wire.v1.journal_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOURNALENTRY']._serialized_start=114
-  _globals['_JOURNALENTRY']._serialized_end=557
-  _globals['_JOURNALSTART']._serialized_start=559
-  _globals['_JOURNALSTART']._serialized_end=645
-  _globals['_JOURNALSUBMIT']._serialized_start=647
-  _globals['_JOURNALSUBMIT']._serialized_end=757
-  _globals['_JOURNALHANDLE']._serialized_start=759
-  _globals['_JOURNALHANDLE']._serialized_end=807
-  _globals['_JOURNALPLAN']._serialized_start=809
-  _globals['_JOURNALPLAN']._serialized_end=855
-  _globals['_JOURNALRESET']._serialized_start=857
-  _globals['_JOURNALRESET']._serialized_end=949
-  _globals['_JOURNALLOST']._serialized_start=951
-  _globals['_JOURNALLOST']._serialized_end=964
+  _globals['_JOURNALENTRY']._serialized_end=575
+  _globals['_JOURNALSTART']._serialized_start=577
+  _globals['_JOURNALSTART']._serialized_end=663
+  _globals['_JOURNALSUBMIT']._serialized_start=665
+  _globals['_JOURNALSUBMIT']._serialized_end=775
+  _globals['_JOURNALHANDLE']._serialized_start=777
+  _globals['_JOURNALHANDLE']._serialized_end=825
+  _globals['_JOURNALPLAN']._serialized_start=827
+  _globals['_JOURNALPLAN']._serialized_end=873
+  _globals['_JOURNALRESET']._serialized_start=875
+  _globals['_JOURNALRESET']._serialized_end=967
+  _globals['_JOURNALLOST']._serialized_start=969
+  _globals['_JOURNALLOST']._serialized_end=982
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalEntry(_message.Message):
-    __slots__ = ("now", "start", "submit", "cancel_request", "cancel_handle", "drop_session", "plan", "result", "reset", "executor_lost")
+    __slots__ = ("now", "start", "submit", "cancel_request", "cancel_handle", "drop_session", "plan", "result", "reset", "executor_lost", "expire")
     NOW_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class JournalEntry(_message.Message):
     RESULT_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_LOST_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_FIELD_NUMBER: _ClassVar[int]
     now: float
     start: JournalStart
     submit: JournalSubmit
@@ -29,7 +30,8 @@ class JournalEntry(_message.Message):
     result: _step_pb2.StepResult
     reset: JournalReset
     executor_lost: JournalLost
-    def __init__(self, now: _Optional[float] = ..., start: _Optional[_Union[JournalStart, _Mapping]] = ..., submit: _Optional[_Union[JournalSubmit, _Mapping]] = ..., cancel_request: _Optional[str] = ..., cancel_handle: _Optional[_Union[JournalHandle, _Mapping]] = ..., drop_session: _Optional[int] = ..., plan: _Optional[_Union[JournalPlan, _Mapping]] = ..., result: _Optional[_Union[_step_pb2.StepResult, _Mapping]] = ..., reset: _Optional[_Union[JournalReset, _Mapping]] = ..., executor_lost: _Optional[_Union[JournalLost, _Mapping]] = ...) -> None: ...
+    expire: bool
+    def __init__(self, now: _Optional[float] = ..., start: _Optional[_Union[JournalStart, _Mapping]] = ..., submit: _Optional[_Union[JournalSubmit, _Mapping]] = ..., cancel_request: _Optional[str] = ..., cancel_handle: _Optional[_Union[JournalHandle, _Mapping]] = ..., drop_session: _Optional[int] = ..., plan: _Optional[_Union[JournalPlan, _Mapping]] = ..., result: _Optional[_Union[_step_pb2.StepResult, _Mapping]] = ..., reset: _Optional[_Union[JournalReset, _Mapping]] = ..., executor_lost: _Optional[_Union[JournalLost, _Mapping]] = ..., expire: _Optional[bool] = ...) -> None: ...
 
 class JournalStart(_message.Message):
     __slots__ = ("version", "masked", "limits_json", "snapshot")
