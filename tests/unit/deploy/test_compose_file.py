@@ -56,7 +56,7 @@ def test_grace_exceeds_the_drain():
 
 
 def test_gpu_file_changes_only_the_executor():
-    gpu = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text())
+    gpu = yaml.safe_load((ROOT / "deploy/compose.gpu.yaml").read_text())
     assert list(gpu["services"]) == ["executor"]
     devices = gpu["services"]["executor"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
