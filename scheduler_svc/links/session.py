@@ -7,6 +7,7 @@ live request is handed over, with what was delivered of it; a frame that is not 
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import time
 from collections import deque
@@ -33,6 +34,8 @@ LEASE_EVERY_S = 1.0
 # No Welcome, the answer to every lease, for this long: the session is in doubt.
 SILENCE_S = 3.0
 RETRY_S = 0.5
+# Clients refused together are told times this share apart, so that they do not come back together.
+RETRY_SPREAD = 0.5
 _TRY_AGAIN = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 
 
@@ -263,6 +266,8 @@ class SchedulerSession:
             stream.pause(time.monotonic())
             self._loop.call_later(retry_after_s or RETRY_S, self._resubmit, stream)
             return
+        if retry_after_s is not None:
+            retry_after_s *= 1 + random.random() * RETRY_SPREAD
         kind = REQUEST_ERRORS.get(rejected.status, RequestFailed)
         stream.fail(kind(rejected.message, field=rejected.field, retry_after_s=retry_after_s))
 
