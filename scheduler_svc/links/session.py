@@ -61,6 +61,7 @@ class SchedulerSession:
         self._callbacks: list[Callable[[], None]] = []
         self._is_connected = False
         self._is_open = False
+        self._is_closed = False
         self._heard_at = 0.0
         # Since when no executor is known to serve us; None: one does.
         self._away_since: float | None = None
@@ -100,6 +101,7 @@ class SchedulerSession:
             self._send(_frame(goodbye=session_pb2.Goodbye()))
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_reader(self._monitor.fileno())
+        self._is_closed = True
         self._wire.close(linger_s=0.2)
         self._is_open = self._is_connected = False
 
@@ -186,6 +188,8 @@ class SchedulerSession:
 
     def _pump(self) -> None:
         """Reads and writes until the socket has nothing more to give or take: its descriptor tells of edges only."""
+        if self._is_closed:
+            return  # asked for before the end
         for parts in drain(self._socket):
             message = decode(session_pb2.ToFrontend, parts[0]) if len(parts) == 1 else None
             if message is None:
