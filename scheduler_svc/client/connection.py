@@ -67,16 +67,17 @@ def explain(error: grpc.RpcError, address: str, access: Access = OPEN) -> str:
     if code != grpc.StatusCode.UNAVAILABLE:
         return f"{address} answered {code.name}: {details}"
     words = details.lower()
-    if access.is_tls and ("ssl" in words or "handshake" in words or "certificate" in words):
+    if "failed to connect" not in words:
+        return f"{address} answered {code.name}: {details}"
+    # A server that wants something else of the handshake closes the connection without a word.
+    if access.is_tls and ("handshake" in words or "closed" in words):
         return (
             f"no TLS with {address}: is its certificate for this name and signed by --tls-ca, does it speak TLS, "
             "and does it want a certificate of ours (--tls-cert, --tls-key)?"
         )
-    if "connect" in words:
-        return nothing_answers(address)
-    if not access.is_tls and "closed" in words:
+    if "closed" in words:
         return f"{address} closed the connection: it may want TLS (--tls-ca FILE)"
-    return f"{address} answered {code.name}: {details}"
+    return nothing_answers(address)
 
 
 def nothing_answers(address: str) -> str:

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 NAMES = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
 
+MAX_MESSAGE_BYTES = 16 << 20
+MAX_METADATA_BYTES = 8 << 10
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port would silently take half of the connections.
     ("grpc.so_reuseport", 0),
@@ -50,10 +52,11 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # not try again after CANCELLED; the scheduler's queue is what refuses, with a time to come back.
     ("grpc.server.max_pending_requests", 65_536),
     ("grpc.server.max_pending_requests_hard_limit", 131_072),
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
-    ("grpc.max_metadata_size", 8 << 10),
-    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Between the two limits grpc refuses at random; equal, they are one that can be relied on.
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
 )
 
 # After the drain: time for the last messages to leave.

@@ -7,6 +7,7 @@ went on.
 import asyncio
 import functools
 import logging
+import math
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +20,8 @@ from grpc_status import rpc_status
 from scheduler_svc.errors import RequestError
 
 log = logging.getLogger(__name__)
+
+PUSHBACK = "grpc-retry-pushback-ms"
 
 
 def to_status(error: RequestError) -> status_pb2.Status:
@@ -42,7 +45,11 @@ def _attach(status: status_pb2.Status, detail: Any) -> None:
 
 async def abort(context: grpc.aio.ServicerContext, error: RequestError) -> None:
     status = rpc_status.to_status(to_status(error))
-    await context.abort(status.code, status.details, trailing_metadata=status.trailing_metadata)
+    trailers = status.trailing_metadata
+    if error.retry_after_s is not None:
+        # The same advice for gRPC's own retries; RetryInfo is for people and gateways.
+        trailers = (*trailers, (PUSHBACK, str(math.ceil(error.retry_after_s * 1000))))
+    await context.abort(status.code, status.details, trailing_metadata=trailers)
 
 
 Method = Callable[[Any, Any, grpc.aio.ServicerContext], Awaitable[Any]]

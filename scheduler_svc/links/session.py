@@ -7,6 +7,7 @@ live request is handed over, with what was delivered of it; a frame that is not 
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import time
 from collections import deque
@@ -33,6 +34,8 @@ LEASE_EVERY_S = 1.0
 # No Welcome, the answer to every lease, for this long: the session is in doubt.
 SILENCE_S = 3.0
 RETRY_S = 0.5
+# Clients refused together are told times this share apart, so that they do not come back together.
+RETRY_SPREAD = 0.5
 _TRY_AGAIN = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 
 
@@ -58,6 +61,7 @@ class SchedulerSession:
         self._callbacks: list[Callable[[], None]] = []
         self._is_connected = False
         self._is_open = False
+        self._is_closed = False
         self._heard_at = 0.0
         # Since when no executor is known to serve us; None: one does.
         self._away_since: float | None = None
@@ -97,6 +101,7 @@ class SchedulerSession:
             self._send(_frame(goodbye=session_pb2.Goodbye()))
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_reader(self._monitor.fileno())
+        self._is_closed = True
         self._wire.close(linger_s=0.2)
         self._is_open = self._is_connected = False
 
@@ -183,6 +188,8 @@ class SchedulerSession:
 
     def _pump(self) -> None:
         """Reads and writes until the socket has nothing more to give or take: its descriptor tells of edges only."""
+        if self._is_closed:
+            return  # asked for before the end
         for parts in drain(self._socket):
             message = decode(session_pb2.ToFrontend, parts[0]) if len(parts) == 1 else None
             if message is None:
@@ -263,6 +270,8 @@ class SchedulerSession:
             stream.pause(time.monotonic())
             self._loop.call_later(retry_after_s or RETRY_S, self._resubmit, stream)
             return
+        if retry_after_s is not None:
+            retry_after_s *= 1 + random.random() * RETRY_SPREAD
         kind = REQUEST_ERRORS.get(rejected.status, RequestFailed)
         stream.fail(kind(rejected.message, field=rejected.field, retry_after_s=retry_after_s))
 

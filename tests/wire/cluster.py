@@ -19,9 +19,8 @@ class SchedulerThread:
 
     def __init__(self, folder: Path, **options: object) -> None:
         places = endpoints(folder)
-        self._config = SchedulerConfig(
-            bind_frontend=places.frontend, bind_executor=places.executor, bind_beat=places.beat, **options
-        )
+        binds = {"bind_frontend": places.frontend, "bind_executor": places.executor, "bind_beat": places.beat}
+        self._config = SchedulerConfig(**{**binds, **options})
         self.registry = CollectorRegistry()
         self.error: BaseException | None = None
         self._killed = False

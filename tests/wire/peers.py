@@ -85,8 +85,14 @@ class Arithmetic:
 class ExecutorThread:
     """A real ExecutorLink with the arithmetic executor behind it, in a thread."""
 
-    def __init__(self, folder: Path, hello: step_pb2.ExecutorHello | None = None, **settings: object) -> None:
-        endpoints = (f"ipc://{folder}/executor.sock", f"ipc://{folder}/beat.sock")
+    def __init__(
+        self,
+        folder: Path,
+        hello: step_pb2.ExecutorHello | None = None,
+        endpoints: tuple[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        endpoints = endpoints or (f"ipc://{folder}/executor.sock", f"ipc://{folder}/beat.sock")
         self.link = ExecutorLink(hello or executor_hello(), LinkSettings(*endpoints, **settings))
         self.model = Arithmetic()
         self.epochs: list[EpochStarted] = []

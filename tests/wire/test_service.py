@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
+import numpy as np
 import pytest
 
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
@@ -18,7 +19,7 @@ from scheduler_svc.errors import (
     RequestError,
     Unavailable,
 )
-from scheduler_svc.links.session import SchedulerSession
+from scheduler_svc.links.session import RETRY_SPREAD, SchedulerSession
 from tests.wire.cluster import SchedulerThread, collect, request, session
 from tests.wire.peers import (
     LIMIT_S,
@@ -230,6 +231,47 @@ async def test_a_full_queue_refuses_with_advice(tmp_path):
             assert raised.value.retry_after_s > 0
             with ExecutorThread(tmp_path):
                 await asyncio.gather(*(collect(stream) for stream in waiting))
+
+
+async def test_those_refused_together_are_told_different_times(tmp_path):
+    with SchedulerThread(tmp_path, max_waiting=1):
+        async with opened(tmp_path) as made:
+            waiting = made.submit(request("first", [1], 3))
+            told = []
+            for i in range(20):
+                with pytest.raises(QueueFull) as raised:
+                    await made.submit(request(f"r{i}", [1], 3)).read()
+                told.append(raised.value.retry_after_s)
+            assert len(set(told)) > 10
+            assert max(told) <= min(told) * (1 + RETRY_SPREAD)
+            waiting.cancel()
+
+
+async def test_requests_whose_deadline_passes_in_the_queue_cost_no_prefill(tmp_path):
+    """Behind a step that takes longer than all of them can wait."""
+    blocked, release = threading.Event(), threading.Event()
+    admitted: list[list[int]] = []
+
+    def before_step(plan: step_pb2.StepPlan) -> None:
+        admitted.extend(np.frombuffer(admit.token_ids, "<i4").tolist() for admit in plan.admit)
+        blocked.set()
+        assert release.wait(LIMIT_S)
+
+    executor = ExecutorThread(tmp_path, executor_hello(max_num_seqs=1))
+    executor.before_step = before_step
+    with SchedulerThread(tmp_path) as scheduler, executor:
+        async with opened(tmp_path) as made:
+            first = made.submit(request("first", [1], 3))
+            await eventually(blocked.is_set)
+            late = [made.submit(request(f"late{i}", [2, i], 3, deadline_ms=1)) for i in range(100)]
+            await eventually(lambda: scheduler.service._core.stats().num_waiting == len(late))
+            release.set()
+            for stream in late:
+                with pytest.raises(DeadlineExceeded):
+                    await stream.read()
+            tokens, _ = await collect(first)
+            assert tokens[0] == expected_output([1], 3)
+            assert admitted == [[1]]
 
 
 # ---- executors come and go ---------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import stat
 
 import pytest
 import zmq
-import zmq.auth
 
 from scheduler_svc.errors import StartupError
 from scheduler_svc.links.transport import MAX_IPC_PATH_BYTES, Security, Wire, check_endpoint
@@ -76,32 +75,3 @@ def test_a_port_in_use_is_named():
         second.bind_router(f"tcp://127.0.0.1:{port}", 8)
     second.close()
     first.close()
-
-
-def test_curve_lets_known_keys_in_and_nobody_else(tmp_path):
-    keys, allowed = tmp_path / "keys", tmp_path / "allowed"
-    keys.mkdir()
-    allowed.mkdir()
-    for name in ("scheduler", "friend", "stranger"):
-        zmq.auth.create_certificates(keys, name)
-    (allowed / "friend.key").write_bytes((keys / "friend.key").read_bytes())
-    server = Wire(Security(secret=keys / "scheduler.key_secret", clients=allowed))
-    socket = server.bind_router("tcp://127.0.0.1:*", 8)
-    endpoint = f"tcp://127.0.0.1:{port_of(socket)}"
-    wires = []
-    for security in (
-        Security(secret=keys / "stranger.key_secret", server=keys / "scheduler.key"),
-        Security(secret=keys / "friend.key_secret", server=keys / "stranger.key"),
-        Security(),
-        Security(secret=keys / "friend.key_secret", server=keys / "scheduler.key"),
-    ):
-        wires.append(Wire(security))
-        dealer = wires[-1].dealer(8)
-        wires[-1].connect(dealer, endpoint)
-        dealer.send(str(len(wires)).encode())
-    assert socket.poll(20_000)
-    assert socket.recv_multipart()[1] == b"4"
-    assert not socket.poll(300)
-    for wire in wires:
-        wire.close()
-    server.close()

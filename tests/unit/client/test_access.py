@@ -20,8 +20,10 @@ class Error(grpc.RpcError):
     [
         ("UNAUTHENTICATED", "this server wants an API key", Access(), "STEPWIRE_API_KEY"),
         ("UNAVAILABLE", "failed to connect to all addresses", Access(), "nothing answers on here:1"),
-        ("UNAVAILABLE", "Socket closed", Access(), "--tls-ca"),
-        ("UNAVAILABLE", "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", Access(tls_ca="x"), "no TLS with here:1"),
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: Socket closed", Access(), "--tls-ca FILE"),
+        ("UNAVAILABLE", "failed to connect: Tls handshake failed", Access(tls_ca="x"), "no TLS with here:1"),
+        ("UNAVAILABLE", "failed to connect: Socket closed", Access(tls_ca="x"), "no TLS with here:1"),
+        ("UNAVAILABLE", "Socket closed", Access(), "here:1 answered UNAVAILABLE: Socket closed"),
         ("UNAVAILABLE", "draining", Access(tls_ca="x"), "here:1 answered UNAVAILABLE: draining"),
         ("INVALID_ARGUMENT", "n is 0", Access(), "here:1 answered INVALID_ARGUMENT: n is 0"),
     ],

@@ -56,7 +56,8 @@ class FakeStream:
         if not self.is_over:
             self.cancels.append("request")
         self.stop(session_pb2.FINISH_CAUSE_CANCELLED)
-        self._session.live.pop(self.submit.request_id, None)
+        if self._session.live.get(self.submit.request_id) is self:
+            del self._session.live[self.submit.request_id]
 
     def cancel_choice(self, index: int) -> None:
         self.cancels.append(index)

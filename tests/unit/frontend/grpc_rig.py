@@ -51,6 +51,7 @@ class Refusal:
     message: str
     fields: list[str]
     retry_after_s: float | None
+    pushback_ms: str | None
 
     @staticmethod
     def of(error: grpc.aio.AioRpcError) -> "Refusal":
@@ -62,7 +63,8 @@ class Refusal:
                 fields += [violation.field for violation in bad.field_violations]
             elif detail.Unpack(again):
                 retry = again.retry_delay.ToTimedelta().total_seconds()
-        return Refusal(error.code(), error.details() or "", fields, retry)
+        trailers = dict(error.trailing_metadata() or ())
+        return Refusal(error.code(), error.details() or "", fields, retry, trailers.get("grpc-retry-pushback-ms"))
 
 
 def spelled(tokenizer: ModelTokenizer, *texts: str) -> list[int]:

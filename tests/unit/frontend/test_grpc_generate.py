@@ -294,6 +294,7 @@ async def test_errors_after_tokens_and_before(tmp_path, error, code, retry):
         r.session.refuse_with = error
         found = await r.refusal(generate())
         assert (found.code, found.retry_after_s) == (code, retry)
+        assert found.pushback_ms == (None if retry is None else str(int(retry * 1000)))
         r.session.refuse_with = None
         call = r.stub.Generate(generate(stopping=stopping(ignore_eos=True)))
         await call.read()

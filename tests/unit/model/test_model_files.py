@@ -206,3 +206,15 @@ def test_progress_is_reported(tiny):
     seen = []
     load_model(tiny[0], ModelConfig.from_directory(tiny[0]), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_code_in_a_model_folder_is_never_run(tiny):
+    directory, _ = tiny
+    ran = directory / "ran"
+    trap = f"open({str(ran)!r}, 'w').close()\n"
+    for name in ("modeling_x.py", "configuration_x.py", "tokenization_x.py", "__init__.py"):
+        (directory / name).write_text(trap)
+    names = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
+    edit_config(directory, auto_map=names)
+    load(directory)
+    assert not ran.exists()
