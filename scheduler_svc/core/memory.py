@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from scheduler_svc.core.block_events import BlockEvents
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.prefix_index import KEY_BYTES, PrefixIndex
 from scheduler_svc.core.rows import Rows
@@ -22,7 +23,13 @@ class Memory:
         # What each block holds, once it was full.
         self.tokens = np.zeros((num_blocks, block_size), np.int32)
         self.index = PrefixIndex(hash_key, self.tokens) if hash_key is not None else None
-        self.pool = BlockPool(num_blocks, self.index.forget) if self.index is not None else BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, self._forget) if self.index is not None else BlockPool(num_blocks)
+        # None: nobody listens.
+        self.events: BlockEvents | None = None
+
+    def listen(self, is_on: bool) -> None:
+        """From now on block events are recorded, or no longer."""
+        self.events = BlockEvents(self.index, self.pool.is_named) if is_on and self.index is not None else None
 
     # ---- before admission --------------------------------------------------------------------------------------
 
@@ -86,7 +93,7 @@ class Memory:
         if self.index is not None:
             chains = self.index.next_hashes(rows.chain.take(full, axis=0), places, tokens)
             rows.chain[full] = chains
-            self.pool.name(self.index.publish(blocks, chains, rows.root.take(full)))
+            self._name(self.index.publish(blocks, chains, rows.root.take(full)), blocks, places)
 
     # ---- at the end --------------------------------------------------------------------------------------------
 
@@ -109,7 +116,20 @@ class Memory:
         blocks = sequence.blocks[first:end]
         size = self.block_size
         self.tokens[blocks] = tokens[first * size : end * size].reshape(-1, size)
-        self.pool.name(self.index.publish(blocks, hashes[: end - first], sequence.state_of_request.root[0]))
+        named = self.index.publish(blocks, hashes[: end - first], sequence.state_of_request.root[0])
+        self._name(named, blocks, range(first, end))
+
+    def _name(self, named: np.ndarray, blocks: "list[int] | np.ndarray", places: "range | np.ndarray") -> None:
+        """The index took the names of `named`, some of `blocks`, which are the `places`-th of their prefixes."""
+        self.pool.name(named)
+        if self.events is not None:
+            self.events.named(named, np.asarray(places)[np.isin(blocks, named)])
+
+    def _forget(self, blocks: list[int]) -> None:
+        assert self.index is not None
+        if self.events is not None:
+            self.events.forgotten(blocks)
+        self.index.forget(blocks)
 
     def check(self, tables: Iterable[list[int]]) -> None:
         self.pool.check(tables)

@@ -43,6 +43,8 @@ class Session(Protocol):
     """What the service needs of scheduler_svc.links.session.SchedulerSession."""
 
     welcome: session_pb2.Welcome | None
+    # A scheduler_svc.links.block_feed.BlockFeed.
+    blocks: Any
 
     @property
     def ready(self) -> bool: ...

@@ -5,6 +5,7 @@ HealthCheck to learn who serves, and takes the tokenizer from us. The messages a
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from datetime import UTC, datetime
@@ -18,7 +19,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from scheduler_svc.errors import InvalidArgument, Unimplemented
+from scheduler_svc.frontend import tenant
 from scheduler_svc.frontend.adapters.engine_messages import FIELDS, Answer, to_request
+from scheduler_svc.frontend.adapters.kv_events import KvEventStream
 from scheduler_svc.frontend.adapters.tokenizer_files import TokenizerFiles
 from scheduler_svc.frontend.service import InferenceService
 from scheduler_svc.frontend.status import guarded
@@ -135,6 +138,15 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):
         for number, chunk in enumerate(chunks, 1):
             sha256 = archive.sha256 if number == len(chunks) else ""
             await context.write(common.GetTokenizerChunk(data=chunk, sha256=sha256))
+
+    @guarded
+    async def SubscribeKvEvents(self, request: Any, context: grpc.aio.ServicerContext) -> None:
+        """Until the subscriber goes."""
+        stream = KvEventStream(request.start_sequence_number)
+        with contextlib.closing(self._service.session.blocks.listen(tenant.current())) as listener:
+            while True:
+                for news in await listener.read():
+                    await context.write(stream.batch(news))
 
     # ---- what this server does not do ----
 

@@ -165,29 +165,29 @@ async def test_abort_ends_the_stream_and_unknown_ids_are_no_error(tmp_path):
         assert (found.code, found.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["request_ids"])
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        ({"params": {"temperature": 3.0}}, "INVALID_ARGUMENT", "sampling_params.temperature"),
-        ({"params": {"stop": [""]}}, "INVALID_ARGUMENT", "sampling_params.stop[0]"),
-        ({"params": {"logprobs": -1}}, "INVALID_ARGUMENT", "sampling_params.logprobs"),
-        ({"params": {"logprobs": 21}}, "INVALID_ARGUMENT", "sampling_params.logprobs"),
-        ({"params": {"logit_bias": {-1: 1.0}}}, "INVALID_ARGUMENT", "sampling_params.logit_bias"),
-        ({"params": {"n": 17}}, "INVALID_ARGUMENT", "sampling_params.n"),
-        ({"tokenized": engine.TokenizedInput()}, "INVALID_ARGUMENT", "tokenized.input_ids"),
-        ({"tokenized": engine.TokenizedInput(input_ids=[512])}, "INVALID_ARGUMENT", "tokenized.input_ids[0]"),
-        ({"data_parallel_rank": 1}, "INVALID_ARGUMENT", "data_parallel_rank"),
-        ({"mm_inputs": engine.MultimodalInputs()}, "UNIMPLEMENTED", "mm_inputs"),
-        ({"kv_transfer_params_json": "{}"}, "UNIMPLEMENTED", "kv_transfer_params_json"),
-        ({"params": {"structural_tag": "{}"}}, "UNIMPLEMENTED", "sampling_params.structural_tag"),
-        ({"params": {"truncate_prompt_tokens": 1}}, "UNIMPLEMENTED", "sampling_params.truncate_prompt_tokens"),
-    ],
-)
-async def test_refusals_name_the_field_in_this_interfaces_words(tmp_path, fields, code, field):
+REFUSALS = [
+    ({"params": {"temperature": 3.0}}, "INVALID_ARGUMENT", "sampling_params.temperature"),
+    ({"params": {"stop": [""]}}, "INVALID_ARGUMENT", "sampling_params.stop[0]"),
+    ({"params": {"logprobs": -1}}, "INVALID_ARGUMENT", "sampling_params.logprobs"),
+    ({"params": {"logprobs": 21}}, "INVALID_ARGUMENT", "sampling_params.logprobs"),
+    ({"params": {"logit_bias": {-1: 1.0}}}, "INVALID_ARGUMENT", "sampling_params.logit_bias"),
+    ({"params": {"n": 17}}, "INVALID_ARGUMENT", "sampling_params.n"),
+    ({"tokenized": engine.TokenizedInput()}, "INVALID_ARGUMENT", "tokenized.input_ids"),
+    ({"tokenized": engine.TokenizedInput(input_ids=[512])}, "INVALID_ARGUMENT", "tokenized.input_ids[0]"),
+    ({"data_parallel_rank": 1}, "INVALID_ARGUMENT", "data_parallel_rank"),
+    ({"mm_inputs": engine.MultimodalInputs()}, "UNIMPLEMENTED", "mm_inputs"),
+    ({"kv_transfer_params_json": "{}"}, "UNIMPLEMENTED", "kv_transfer_params_json"),
+    ({"params": {"structural_tag": "{}"}}, "UNIMPLEMENTED", "sampling_params.structural_tag"),
+    ({"params": {"truncate_prompt_tokens": 1}}, "UNIMPLEMENTED", "sampling_params.truncate_prompt_tokens"),
+]
+
+
+async def test_refusals_name_the_field_in_this_interfaces_words(tmp_path):
     async with rig(tmp_path, counting) as r:
-        found = await refusal(stub(r).Generate(request(**fields)))
-        assert (found.code.name, found.fields) == (code, [field])
-        assert field.partition("[")[0] in found.message
+        for fields, code, field in REFUSALS:
+            found = await refusal(stub(r).Generate(request(**fields)))
+            assert (found.code.name, found.fields) == (code, [field])
+            assert field.partition("[")[0] in found.message
         assert not r.session.submitted
 
 

@@ -125,47 +125,47 @@ async def test_what_stopped_it(tmp_path):
         assert (await end([*fox, *range(300, 400)], stop_strings=["ox"])).stop_string == "ox"
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        ({"temperature": 3.0}, "INVALID_ARGUMENT", "temperature"),
-        ({"sampling": vllm.RandomSampling(num_sequences=17)}, "INVALID_ARGUMENT", "sampling.num_sequences"),
-        ({"sampling": vllm.RandomSampling(top_k=513)}, "INVALID_ARGUMENT", "sampling.top_k"),
-        (
-            {"decoding": vllm.DecodingParameters(presence_penalty=3)},
-            "INVALID_ARGUMENT",
-            "decoding.presence_penalty",
-        ),
-        ({"stopping": vllm.StoppingCriteria(stop_strings=[""])}, "INVALID_ARGUMENT", "stopping.stop_strings[0]"),
-        ({"token_ids": vllm.TokenIds(ids=[512])}, "INVALID_ARGUMENT", "token_ids.ids[0]"),
-        (
-            {"response": vllm.ResponseOptions(output_candidates=vllm.CandidateTokens(top_n=21))},
-            "INVALID_ARGUMENT",
-            "response.output_candidates",
-        ),
-        (
-            {"response": vllm.ResponseOptions(output_candidates=vllm.CandidateTokens(all=True))},
-            "UNIMPLEMENTED",
-            "response.output_candidates.all",
-        ),
-        ({"model": "other"}, "NOT_FOUND", "model"),
-        ({"lora_name": "x"}, "UNIMPLEMENTED", "lora_name"),
-        ({"media": [vllm.MediaItem()]}, "UNIMPLEMENTED", "media"),
-        ({"truncate_prompt_tokens": 1}, "UNIMPLEMENTED", "truncate_prompt_tokens"),
-        ({"kv": vllm.KVCacheParameters(bypass_prefix_cache=True)}, "UNIMPLEMENTED", "kv.bypass_prefix_cache"),
-        (
-            {"kv": vllm.KVCacheParameters(kv_transfer_params=struct_pb2.Struct())},
-            "UNIMPLEMENTED",
-            "kv.kv_transfer_params",
-        ),
-        ({"decoding": vllm.DecodingParameters(structural_tag="")}, "UNIMPLEMENTED", "decoding.structural_tag"),
-    ],
-)
-async def test_refusals_name_the_field_in_this_interfaces_words(tmp_path, fields, code, field):
+REFUSALS = [
+    ({"temperature": 3.0}, "INVALID_ARGUMENT", "temperature"),
+    ({"sampling": vllm.RandomSampling(num_sequences=17)}, "INVALID_ARGUMENT", "sampling.num_sequences"),
+    ({"sampling": vllm.RandomSampling(top_k=513)}, "INVALID_ARGUMENT", "sampling.top_k"),
+    (
+        {"decoding": vllm.DecodingParameters(presence_penalty=3)},
+        "INVALID_ARGUMENT",
+        "decoding.presence_penalty",
+    ),
+    ({"stopping": vllm.StoppingCriteria(stop_strings=[""])}, "INVALID_ARGUMENT", "stopping.stop_strings[0]"),
+    ({"token_ids": vllm.TokenIds(ids=[512])}, "INVALID_ARGUMENT", "token_ids.ids[0]"),
+    (
+        {"response": vllm.ResponseOptions(output_candidates=vllm.CandidateTokens(top_n=21))},
+        "INVALID_ARGUMENT",
+        "response.output_candidates",
+    ),
+    (
+        {"response": vllm.ResponseOptions(output_candidates=vllm.CandidateTokens(all=True))},
+        "UNIMPLEMENTED",
+        "response.output_candidates.all",
+    ),
+    ({"model": "other"}, "NOT_FOUND", "model"),
+    ({"lora_name": "x"}, "UNIMPLEMENTED", "lora_name"),
+    ({"media": [vllm.MediaItem()]}, "UNIMPLEMENTED", "media"),
+    ({"truncate_prompt_tokens": 1}, "UNIMPLEMENTED", "truncate_prompt_tokens"),
+    ({"kv": vllm.KVCacheParameters(bypass_prefix_cache=True)}, "UNIMPLEMENTED", "kv.bypass_prefix_cache"),
+    (
+        {"kv": vllm.KVCacheParameters(kv_transfer_params=struct_pb2.Struct())},
+        "UNIMPLEMENTED",
+        "kv.kv_transfer_params",
+    ),
+    ({"decoding": vllm.DecodingParameters(structural_tag="")}, "UNIMPLEMENTED", "decoding.structural_tag"),
+]
+
+
+async def test_refusals_name_the_field_in_this_interfaces_words(tmp_path):
     async with rig(tmp_path, counting) as r:
-        found = await refusal(stub(r).GenerateStream(request(**fields)))
-        assert (found.code.name, found.fields) == (code, [field])
-        assert field.partition("[")[0] in found.message
+        for fields, code, field in REFUSALS:
+            found = await refusal(stub(r).GenerateStream(request(**fields)))
+            assert (found.code.name, found.fields) == (code, [field])
+            assert field.partition("[")[0] in found.message
         assert not r.session.submitted
 
 
