@@ -60,7 +60,10 @@ def node_packages(source: Path) -> Path:
             folder.mkdir()
             for path in source.glob("package*.json"):
                 shutil.copy(path, folder)
-            _run([npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder)], "Node packages")
+            _run(
+                [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder)],
+                "Node packages",
+            )
             (folder / ".installed").touch()
     return folder
 
