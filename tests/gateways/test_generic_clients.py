@@ -70,9 +70,6 @@ def test_a_node_client_from_the_proto_file(service: Serve, node_client: Path):
     end = json.loads(done.stderr)
     assert end["finishReason"] == "FINISH_REASON_LENGTH"
     assert end["usage"]["completionTokens"] == 20
-    words[-1] = "0"  # no output at all is an answer too
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
     words[-2] = ""
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -19,7 +19,7 @@ def chat(max_tokens: int, **fields: object) -> dict:
     return {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, **fields}
 
 
-def until(condition, limit_s: float = 20.0) -> None:
+def until(condition, limit_s: float = 60.0) -> None:
     limit = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < limit, "it did not come to pass"
