@@ -46,6 +46,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         yield serve
 
 
+@pytest.fixture(scope="session")
+def simulated_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """The default model's tokenizer and template, tokens of the simulated executor, behind two frontends."""
+    with Serve(tmp_path_factory.mktemp("simulated"), "--backend", "simulated", frontends=2) as serve:
+        yield serve
+
+
 @pytest.fixture
 def slow_service(tmp_path: Path) -> Iterator[Serve]:
     """Simulated, ten tokens a second, two sequences at once and two that may wait, behind two frontends."""

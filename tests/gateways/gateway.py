@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 STOP_LIMIT_S = 10.0
 
 
