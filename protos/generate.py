@@ -12,7 +12,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-WITH_SERVICES = "stepwire/inference/v1/inference.proto"
+WITH_SERVICES = ("stepwire/inference/v1/inference.proto", "vllm/inference.proto", "vllm/control.proto")
 
 
 def generate(target: Path) -> dict[str, str]:
@@ -22,14 +22,14 @@ def generate(target: Path) -> dict[str, str]:
     common = ["protoc", f"-I{ROOT}", f"-I{well_known}"]
     calls = [
         [*common, f"--python_out={target}", f"--pyi_out={target}", *sources],
-        [*common, f"--grpc_python_out={target}", WITH_SERVICES],
+        [*common, f"--grpc_python_out={target}", *WITH_SERVICES],
     ]
     for call in calls:
         if protoc.main(call) != 0:
             raise SystemExit(f"protoc failed: {' '.join(call)}")
     generated = {}
     for path in sorted([*target.rglob("*_pb2*.py"), *target.rglob("*_pb2.pyi")]):
-        text = re.sub(r"^from stepwire\.", "from protos.stepwire.", path.read_text(), flags=re.MULTILINE)
+        text = re.sub(r"^from (stepwire\.|vllm\b)", r"from protos.\1", path.read_text(), flags=re.MULTILINE)
         generated[str(path.relative_to(target))] = text
     return generated
 

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.block_watch import BlockWatch
 from scheduler_svc.core.contract import Geometry, Output
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.errors import ExecutorError, RequestError, Unavailable
 from scheduler_svc.links.executors import ExecutorLink
-from scheduler_svc.links.frontends import Cancelled, FrontendLink, LoadAsked, SessionEnded, Submitted
+from scheduler_svc.links.frontends import BlocksWatched, Cancelled, FrontendLink, LoadAsked, SessionEnded, Submitted
 from scheduler_svc.links.messages import is_empty, load_from_stats, request_from_submit
 from scheduler_svc.links.transport import BadFrames, Poller
 from scheduler_svc.metrics import SchedulerMetrics
@@ -56,6 +57,7 @@ class Service:
         self._pulse = pulse
         self._after_turn = after_turn
         self._clock = clock
+        self._blocks = BlockWatch(core, frontends.send_block_news)
         self._poller = Poller(frontends.socket, executors.socket, executors.beat_socket, executors.monitor)
         self._outputs: list[Output] = []
         # Choices that their frontend ended by handle: a stop string matched. (session, handle)
@@ -121,6 +123,8 @@ class Service:
                     welcome, num_frontends = self._frontends.welcome, self._frontends.num_sessions
                     load = load_from_stats(stats, event.query_id, welcome, num_frontends)
                     self._frontends.send_load(event.session, load)
+                case BlocksWatched():
+                    self._blocks.asked(event.session, event.watch)
                 case SessionEnded():
                     self._end_session(event)
         for ended in self._frontends.expire(now):
@@ -143,6 +147,7 @@ class Service:
     def _end_session(self, ended: SessionEnded) -> None:
         num_released = self._core.drop_session(ended.session)
         self._metrics.session_ended(ended.session)
+        self._blocks.session_ended(ended.session)
         self._stopped_by_text = {key for key in self._stopped_by_text if key[0] != ended.session}
         if num_released:
             logger.info("requests_released session=%d count=%d reason=%r", ended.session, num_released, ended.reason)
@@ -206,6 +211,7 @@ class Service:
                 key = (finished.session, finished.handle)
                 self._metrics.finished(finished, by_stop_string=key in self._stopped_by_text)
                 self._stopped_by_text.discard(key)
+        self._blocks.fan_out()
         if self._frontends.has_pending:
             self._frontends.flush()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from scheduler_svc.core.block_events import BlockEvents
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.prefix_index import KEY_BYTES, PrefixIndex
 from scheduler_svc.core.rows import Rows
@@ -30,9 +31,15 @@ class Memory:
             # What each named block holds.
             self.tokens = np.zeros((num_blocks, block_size), np.int32)
             self.index = PrefixIndex(hash_key, self.tokens)
-            self.pool = BlockPool(num_blocks, self.index.forget)
+            self.pool = BlockPool(num_blocks, self._forget)
         # Sequences that decode, by `found_under`.
         self._streams: dict[bytes, list[Sequence]] = {}
+        # None: nobody listens.
+        self.events: BlockEvents | None = None
+
+    def listen(self, is_on: bool) -> None:
+        """From now on block events are recorded, or no longer."""
+        self.events = BlockEvents(self.index, self.pool.is_named) if is_on and self.index is not None else None
 
     # ---- before admission --------------------------------------------------------------------------------------
 
@@ -155,7 +162,19 @@ class Memory:
         mine = np.array(blocks[first:end])
         self.tokens[mine] = tokens[first * size : end * size].reshape(-1, size)
         named = self.index.publish(mine, keys[first * KEY_BYTES : end * KEY_BYTES], sequence.state_of_request.root)
+        self._name(named, mine, range(first, end))
+
+    def _name(self, named: np.ndarray, blocks: "list[int] | np.ndarray", places: "range | np.ndarray") -> None:
+        """The index took the names of `named`, some of `blocks`, which are the `places`-th of their prefixes."""
         self.pool.name(named)
+        if self.events is not None:
+            self.events.named(named, np.asarray(places)[np.isin(blocks, named)])
+
+    def _forget(self, blocks: list[int]) -> None:
+        assert self.index is not None
+        if self.events is not None:
+            self.events.forgotten(blocks)
+        self.index.forget(blocks)
 
     def check(self, tables: Iterable[list[int]], running: Iterable[Sequence]) -> None:
         self.pool.check(tables)

@@ -76,6 +76,29 @@ class PrefixIndex:
         for key in _keys(self._hash_of[blocks]):
             del self._block_of[key]
 
+    # ---- of named blocks, for those who watch ----
+
+    def first_lane(self, blocks: np.ndarray) -> np.ndarray:
+        """uint64 [n]: half of their hashes."""
+        return self._hash_of[blocks, 0]
+
+    def roots(self, blocks: np.ndarray) -> np.ndarray:
+        """uint64 [n]: the first lane of the roots of their chains."""
+        return self._roots[blocks]
+
+    def tokens_of(self, blocks: np.ndarray) -> np.ndarray:
+        """int32 [n, block_size], a copy."""
+        return self._tokens[blocks]
+
+    def parents(self, blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """uint64 [n]: the first lane of the hash of the prefix before each block, it being the `places[i]`-th."""
+        size = self.block_size
+        if len(places):
+            self._reserve((int(places.max()) + 1) * size)
+        positions_NB = places[:, None] * size + np.arange(size)
+        tokens_NB = np.add(self._tokens[blocks], 1, dtype=np.uint64, casting="unsafe")
+        return self._hash_of[blocks, 0] - (tokens_NB * self._secrets[0][positions_NB]).sum(axis=1, dtype=np.uint64)
+
     def _reserve(self, num_positions: int) -> None:
         """Prefixes get so long."""
         if num_positions <= self._secrets.shape[1]:

@@ -4,9 +4,12 @@ Knows no clock, no socket, no text and no policy: time is an argument, and each 
 either does what it says or raises a RequestError or ProtocolViolation and has changed nothing.
 """
 
+import numpy as np
+
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core import intake
 from scheduler_svc.core.admission import LengthHistogram
+from scheduler_svc.core.block_events import BlockEvents
 from scheduler_svc.core.committer import StopFilter, commit
 from scheduler_svc.core.contract import Cause, Geometry, Limits, Output, Request, Stats
 from scheduler_svc.core.door import Door
@@ -35,6 +38,7 @@ class Scheduler:
         self._epoch: Epoch | None = None
         # Made for the vocabulary of the epoch; None: no epoch yet.
         self._stops: StopFilter | None = None
+        self._listens_to_blocks = False
         # Preemptions of epochs that are over.
         self._num_past_preemptions = 0
 
@@ -151,6 +155,7 @@ class Scheduler:
         self.executor_lost()
         self._geometry = geometry
         self._epoch = Epoch(geometry, boot_id, epoch, self._limits, self._queue)
+        self._epoch.memory.listen(self._listens_to_blocks)
         for state in list(self._registry.requests.values()):
             self._judge_again(state, geometry)
         self._stops = StopFilter(geometry.vocab_size)
@@ -166,6 +171,24 @@ class Scheduler:
                 self._finish(sequence, Cause.FAILED, message=error.message)
         for sequence in list(state.sequences):
             self._finish_if_over(sequence)
+
+    # ---- block events ------------------------------------------------------------------------------------------
+
+    def listen_to_blocks(self, is_on: bool) -> None:
+        """Off, which is how it begins, nothing is recorded. An epoch's end takes its blocks with it, unsaid."""
+        if is_on != self._listens_to_blocks:
+            self._listens_to_blocks = is_on
+            if self._epoch is not None:
+                self._epoch.memory.listen(is_on)
+
+    @property
+    def block_events(self) -> BlockEvents | None:
+        """Of this epoch, while somebody listens; another object is another epoch's."""
+        return self._epoch.memory.events if self._epoch is not None else None
+
+    def prefix_root(self, tenant: str) -> np.uint64:
+        """What the block events of this tenant's prefixes without a salt have as their root."""
+        return root(self._limits.hash_key, tenant, b"")[0]
 
     # ---- the end of a sequence ---------------------------------------------------------------------------------
 

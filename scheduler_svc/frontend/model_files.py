@@ -34,6 +34,10 @@ class ModelFiles:
     chat_template: str = ""
     # Strings the template may use: bos_token, eos_token and the like.
     special_strings: dict[str, str] = field(default_factory=dict)
+    # Of the model's configuration: {} when it has none.
+    config: dict[str, Any] = field(default_factory=dict)
+    # Where the tokenizer's files are, for those who are handed copies. None: nowhere.
+    directory: Path | None = None
 
     @classmethod
     def load(cls, model_dir: Path) -> "ModelFiles":
@@ -42,9 +46,10 @@ class ModelFiles:
         tokenizer = ModelTokenizer.load(model_dir)
         generation = _read_json(model_dir / "generation_config.json")
         tokenizer_config = _read_json(model_dir / "tokenizer_config.json")
+        config = _read_json(model_dir / "config.json")
         specials = _special_strings(model_dir, tokenizer_config)
         eos = {
-            *_ids(_read_json(model_dir / "config.json").get("eos_token_id")),
+            *_ids(config.get("eos_token_id")),
             *_ids(generation.get("eos_token_id")),
             *_ids(tokenizer.token_id(specials["eos_token"]) if "eos_token" in specials else None),
         }
@@ -54,6 +59,8 @@ class ModelFiles:
             eos_token_ids=tuple(sorted(eos)),
             chat_template=_chat_template(model_dir, tokenizer_config),
             special_strings=specials,
+            config=config,
+            directory=model_dir,
         )
 
 

@@ -20,19 +20,16 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from protos.stepwire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend import api_keys, tls
 from scheduler_svc.frontend.auth import RequireKey
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.malformed import RefuseMalformed
 from scheduler_svc.frontend.service import InferenceService
+from scheduler_svc.frontend.services import offered_services
 from scheduler_svc.hosts import is_loopback
 
 log = logging.getLogger(__name__)
-
-SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-NAMES = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
 
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_METADATA_BYTES = 8 << 10
@@ -72,6 +69,8 @@ class FrontendServer:
     def __init__(self, config: FrontendConfig, service: InferenceService, session: Any):
         self._config = config
         self._service = service
+        self._offered = offered_services(service)
+        self.names = (*(offered.name for offered in self._offered), health.SERVICE_NAME, reflection.SERVICE_NAME)
         self._session = session
         self._health = health.aio.HealthServicer()
         self._is_serving = False
@@ -83,10 +82,11 @@ class FrontendServer:
     async def start(self) -> None:
         """Listens. Must run in the loop that serves."""
         self._server = grpc.aio.server(options=OPTIONS, interceptors=self._interceptors())
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
+        for offered in self._offered:
+            offered.add(offered.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(NAMES, self._server)
-        for name in ("", *NAMES):
+        reflection.enable_server_reflection(self.names, self._server)
+        for name in ("", *self.names):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         port = self._listen()
@@ -143,7 +143,7 @@ class FrontendServer:
         self._is_serving = serving
         log.info("health serving=%s", serving)
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *NAMES):
+        for name in ("", *self.names):
             await self._health.set(name, status)
         if serving:
             callbacks, self._on_first_serving = self._on_first_serving, []

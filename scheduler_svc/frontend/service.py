@@ -8,7 +8,7 @@ how much may wait.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -36,12 +36,15 @@ TEXT_THREADS = 2
 RETRY_S = 1.0
 
 T = TypeVar("T")
+Write = Callable[[pb.GenerateResponse], Awaitable[None]]
 
 
 class Session(Protocol):
     """What the service needs of scheduler_svc.links.session.SchedulerSession."""
 
     welcome: session_pb2.Welcome | None
+    # A scheduler_svc.links.block_feed.BlockFeed.
+    blocks: Any
 
     @property
     def ready(self) -> bool: ...
@@ -58,9 +61,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self.metrics = metrics
         self.chat_template = ChatTemplate(model)
         self.num_active = 0
-        self._session = session
-        self._model = model
-        self._name = name
+        self.session = session
+        self.model = model
+        self.name = name
         self._detokenizer = Detokenizer(model.tokenizer)
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._waiting_bytes = 0
@@ -72,11 +75,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     @guarded
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        await self.generate(request, context, context.write)
+
+    async def generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, write: Write) -> None:
+        """Runs a request to its end, by whatever service it came; `write` takes its messages. Raises RequestError."""
         with self._stream_slot() as slot:
             bounds = self._admit(request)
             field = request.WhichOneof("prompt") or "prompt"
             prompt = await self._prompt(request, bounds)
-            await self._stream(slot, self._resolve(request, prompt, field, bounds, context), context)
+            await self._stream(slot, self._resolve(request, prompt, field, bounds, context), context, write)
 
     @guarded
     async def Chat(self, request: pb.ChatRequest, context: grpc.aio.ServicerContext) -> None:
@@ -84,26 +91,27 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             validation.check_messages(request)
             bounds = self._admit(request)
             prompt = await self._chat_prompt(request, bounds)
-            await self._stream(slot, self._resolve(request, prompt, "messages", bounds, context), context)
+            resolved = self._resolve(request, prompt, "messages", bounds, context)
+            await self._stream(slot, resolved, context, context.write)
 
     def _admit(self, request: Request) -> ModelBounds:
         """Everything that can be refused before a prompt is looked at."""
         self._check_model(request.model)
         validation.check_request(request)
-        bounds = self._bounds()
+        bounds = self.bounds()
         validation.check_against_model(request, bounds)
         validation.refuse_missing_features(request)
         return bounds
 
     def _check_model(self, name: str) -> None:
-        if name and name != self._name:
-            raise NotFound(f"model: this server serves {self._name!r} only", field="model")
+        if name and name != self.name:
+            raise NotFound(f"model: this server serves {self.name!r} only", field="model")
 
-    def _bounds(self) -> ModelBounds:
-        welcome = self._session.welcome
+    def bounds(self) -> ModelBounds:
+        welcome = self.session.welcome
         if welcome is None or not welcome.HasField("geometry"):
             raise Unavailable("no executor has been ready yet", retry_after_s=RETRY_S)
-        return bounds_of(welcome, self._model.tokenizer.max_token_bytes)
+        return bounds_of(welcome, self.model.tokenizer.max_token_bytes)
 
     async def _prompt(self, request: pb.GenerateRequest, bounds: ModelBounds) -> list[int] | np.ndarray:
         kind = request.WhichOneof("prompt")
@@ -144,13 +152,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: Request, prompt: Any, field: str, bounds: ModelBounds, context: grpc.aio.ServicerContext
     ) -> Resolved:
         left_s = context.time_remaining()
-        return resolve(request, prompt, field, model=self._model, bounds=bounds, deadline_s=left_s)
+        return resolve(request, prompt, field, model=self.model, bounds=bounds, deadline_s=left_s)
 
-    async def _stream(self, slot: "_Slot", resolved: Resolved, context: grpc.aio.ServicerContext) -> None:
+    async def _stream(self, slot: "_Slot", resolved: Resolved, context: grpc.aio.ServicerContext, write: Write) -> None:
         if self._is_draining:  # it may have begun while the prompt was tokenised
             raise self._draining()
         generation = Generation(resolved, self._detokenizer)
-        stream = self._session.submit(resolved.submit)
+        stream = self.session.submit(resolved.submit)
         slot.submitted(self.metrics)
         pace = _Pace(self.metrics, slot.began_at, len(generation.choices))
         try:
@@ -164,7 +172,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     for message in generation.messages(delta, cached):
                         if choice.ended_by_text:
                             stream.cancel_choice(delta.index)
-                        await context.write(message)
+                        await write(message)
             slot.outcome = pb.FinishReason.Name(generation.finish_reason).removeprefix("FINISH_REASON_").lower()
         except DeadlineExceeded:
             slot.outcome = "deadline"
@@ -184,17 +192,20 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     @guarded
     async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
-        if not request.request_id:
-            raise InvalidArgument("request_id is empty; name the request to cancel", field="request_id")
-        validation.check_request_id(request.request_id)
-        self._session.cancel_request(tenant.scoped(request.request_id))
+        self.cancel(request.request_id)
         return pb.CancelResponse()
+
+    def cancel(self, request_id: str) -> None:
+        if not request_id:
+            raise InvalidArgument("request_id is empty; name the request to cancel", field="request_id")
+        validation.check_request_id(request_id)
+        self.session.cancel_request(tenant.scoped(request_id))
 
     @guarded
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         num_bytes = len(request.text.encode())
-        welcome = self._session.welcome
-        fits = welcome.geometry.max_model_len * self._model.tokenizer.max_token_bytes if welcome is not None else 0
+        welcome = self.session.welcome
+        fits = welcome.geometry.max_model_len * self.model.tokenizer.max_token_bytes if welcome is not None else 0
         validation.check_text_size("text", num_bytes, max(fits, validation.MAX_TOKENIZE_BYTES))
         ids = await self._encode(
             request.text,
@@ -208,22 +219,22 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.DetokenizeResponse:
-        validation.check_ids("token_ids", request.token_ids, self._bounds().vocab_size)
+        validation.check_ids("token_ids", request.token_ids, self.bounds().vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         ids = list(request.token_ids)
-        text = await self._in_thread(4 * len(ids), lambda: self._model.tokenizer.decode(ids, skip_special_tokens=skip))
+        text = await self._in_thread(4 * len(ids), lambda: self.model.tokenizer.decode(ids, skip_special_tokens=skip))
         return pb.DetokenizeResponse(text=text)
 
     @guarded
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
-        bounds, welcome = self._bounds(), self._session.welcome
+        bounds, welcome = self.bounds(), self.session.welcome
         assert welcome is not None
         return pb.GetModelResponse(
-            model=self._name,
+            model=self.name,
             architecture=welcome.model.architecture,
             max_model_len=bounds.max_model_len,
             vocab_size=bounds.vocab_size,
-            eos_token_ids=self._model.eos_token_ids,
+            eos_token_ids=self.model.eos_token_ids,
             block_size=bounds.block_size,
             num_blocks=bounds.num_blocks,
             dtype=welcome.model.dtype,
@@ -234,7 +245,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     @guarded
     async def GetLoad(self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext) -> pb.GetLoadResponse:
-        load = await self._session.load()
+        load = await self.session.load()
         return pb.GetLoadResponse(
             num_running=load.num_running,
             num_waiting=load.num_waiting,
@@ -252,8 +263,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _encode(self, text: str, num_bytes: int, **options: bool) -> list[int]:
         if num_bytes <= INLINE_BYTES:
-            return self._model.tokenizer.encode(text, **options)
-        return await self._in_thread(num_bytes, lambda: self._model.tokenizer.encode(text, **options))
+            return self.model.tokenizer.encode(text, **options)
+        return await self._in_thread(num_bytes, lambda: self.model.tokenizer.encode(text, **options))
 
     async def _in_thread(self, num_bytes: int, work: Callable[[], T]) -> T:
         if self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
@@ -281,6 +292,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if self.num_active == 0:
                 self._idle.set()
             slot.close()
+
+    @property
+    def is_serving(self) -> bool:
+        """A request that came now would be computed."""
+        return self.session.ready and not self._is_draining
 
     def _draining(self) -> Unavailable:
         return Unavailable("this frontend is shutting down; another one may serve", retry_after_s=RETRY_S)

@@ -16,7 +16,7 @@ from protos.stepwire.wire.v1 import session_pb2, step_pb2
 from scheduler_svc.core.contract import Output
 from scheduler_svc.errors import RequestError
 from scheduler_svc.links import PROTOCOL_VERSION, versions_differ
-from scheduler_svc.links.messages import frames
+from scheduler_svc.links.messages import MAX_NAME_BYTES, frames
 from scheduler_svc.links.transport import BadFrames, Wire, well_formed
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,12 @@ class LoadAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksWatched:
+    session: int
+    watch: session_pb2.WatchBlocks
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """Its requests are to be released."""
 
@@ -71,7 +77,7 @@ class SessionEnded:
     reason: str
 
 
-Event = Submitted | Cancelled | LoadAsked | SessionEnded
+Event = Submitted | Cancelled | LoadAsked | BlocksWatched | SessionEnded
 
 
 class FrontendLink:
@@ -132,6 +138,9 @@ class FrontendLink:
     def send_load(self, number: int, load: session_pb2.Load) -> None:
         self._send_to(number, session_pb2.ToFrontend(load=load))
 
+    def send_block_news(self, number: int, news: session_pb2.BlockNews) -> None:
+        self._send_to(number, session_pb2.ToFrontend(block_news=news))
+
     def flush(self) -> None:
         """Tries again to send what had no room."""
         for session in [s for s in self._by_number.values() if s.pending]:
@@ -172,6 +181,8 @@ class FrontendLink:
                 self._send(session, self._welcome_frame())
             case "load_query":
                 return LoadAsked(session.number, message.load_query.query_id)
+            case "watch_blocks" if len(message.watch_blocks.tenant.encode()) <= MAX_NAME_BYTES:
+                return BlocksWatched(session.number, message.watch_blocks)
             case "goodbye":
                 self._end(session, "it said goodbye")
             case _:

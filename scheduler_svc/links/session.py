@@ -21,6 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 from protos.stepwire.wire.v1 import session_pb2
 from scheduler_svc.errors import REQUEST_ERRORS, RequestError, RequestFailed, Unavailable
 from scheduler_svc.links import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+from scheduler_svc.links.block_feed import BlockFeed
 from scheduler_svc.links.streams import Choice, ChoiceDelta, RequestStream
 from scheduler_svc.links.transport import BadFrames, Security, Wire, decode, drain
 
@@ -70,6 +71,7 @@ class SchedulerSession:
         self._next_handle = 1
         self._loads: dict[int, asyncio.Future[session_pb2.Load]] = {}
         self._outbox: deque[bytes] = deque()
+        self.blocks = BlockFeed(self._send_watch)
         self._cancels: deque[bytes] = deque()  # of requests by id, said while there was no session
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -179,6 +181,10 @@ class SchedulerSession:
             self._cancels.append(frame)
         # A choice that ended while there is no session: the resumption will say so.
 
+    def _send_watch(self, watch: session_pb2.WatchBlocks) -> None:
+        if self._is_open:
+            self._send(_frame(watch_blocks=watch))
+
     def forget(self, stream: RequestStream) -> None:
         if self._streams.pop(stream.submit.handle, None) is not None:
             for choice in stream.choices:
@@ -211,6 +217,8 @@ class SchedulerSession:
                 future = self._loads.get(message.load.query_id)
                 if future is not None and not future.done():
                     future.set_result(message.load)
+            case "block_news":
+                self.blocks.on_news(message.block_news)
             case "refusal":
                 if message.refusal.fatal:
                     self._on_fatal_refusal(message.refusal.reason)
@@ -257,6 +265,7 @@ class SchedulerSession:
                 self._send(self._cancels.popleft())
             for stream in list(self._streams.values()):
                 self._send(_frame(submit=stream.next_submit()))
+            self.blocks.session_began()
         self._note_path()
         self._changed()
 

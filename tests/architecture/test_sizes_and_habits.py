@@ -109,7 +109,7 @@ def bin_folder() -> str:
 def test_the_top_level_is_the_one_agreed():
     agreed = {
         *("pyproject.toml", "README.md", "protos", "scheduler_svc", "executor_svc", "kernels", "compose.yaml", "tests"),
-        *("Makefile", "LICENSE", ".ci", ".gitignore", ".dockerignore", "docs", "deploy", "benchmarks"),
+        *("Makefile", "LICENSE", ".ci", ".gitignore", ".dockerignore", "docs", "deploy", "benchmarks", "examples"),
         "constraints.txt",
     }
     assert {path.relative_to(ROOT).parts[0] for path in tracked_files()} <= agreed

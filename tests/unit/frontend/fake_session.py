@@ -12,6 +12,7 @@ import numpy as np
 
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
 from scheduler_svc.errors import AlreadyExists, RequestError, Unavailable
+from scheduler_svc.links.block_feed import BlockFeed
 
 Script = Callable[[session_pb2.Submit, int], Iterable[int]]
 
@@ -140,6 +141,8 @@ class FakeSession:
         self.tokens_per_step = 1
         self.gate = asyncio.Event()
         self.gate.set()
+        self.watched: list[session_pb2.WatchBlocks] = []
+        self.blocks = BlockFeed(self.watched.append)
         self.live: dict[str, FakeStream] = {}
         self.submitted: list[session_pb2.Submit] = []
         self.streams: list[FakeStream] = []

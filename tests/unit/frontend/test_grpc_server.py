@@ -17,7 +17,7 @@ from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
-from scheduler_svc.frontend.server import LIVENESS, NAMES, FrontendServer, check_ready_file, serve, write_ready_file
+from scheduler_svc.frontend.server import LIVENESS, FrontendServer, check_ready_file, serve, write_ready_file
 from scheduler_svc.frontend.service import InferenceService
 from tests.unit.frontend import tiny_models
 from tests.unit.frontend.fake_session import FakeSession
@@ -78,7 +78,7 @@ async def test_get_model_and_load(tmp_path):
 async def test_health_follows_the_path(tmp_path):
     async with rig(tmp_path) as r:
         stub = health_pb2_grpc.HealthStub(r.channel)
-        for name in ("", *NAMES):
+        for name in ("", *r.server.names):
             watch = stub.Watch(health_pb2.HealthCheckRequest(service=name))
             states = [(await watch.read()).status]
             if states[0] == NOT_SERVING:  # the first word of a server that has just begun
@@ -101,7 +101,7 @@ async def test_reflection_knows_the_services(tmp_path):
             with grpc.insecure_channel(r.server.address) as channel:
                 return list(ProtoReflectionDescriptorDatabase(channel).get_services())
 
-        assert set(NAMES) <= set(await asyncio.to_thread(ask))
+        assert set(r.server.names) <= set(await asyncio.to_thread(ask))
 
 
 async def test_drain_finishes_streams_and_refuses_new_ones(tmp_path):
@@ -144,7 +144,7 @@ async def test_streams_beyond_the_drain_time_end_unavailable(tmp_path):
 @pytest.mark.parametrize("method", ["Generate", "Chat", "GetLoad", "Tokenize"])
 async def test_bytes_that_are_no_message_are_invalid_and_not_logged(tmp_path, caplog, method):
     async with rig(tmp_path) as r:
-        path = f"/{NAMES[0]}/{method}"
+        path = f"/{r.server.names[0]}/{method}"
         streams = method in ("Generate", "Chat")
         call = r.channel.unary_stream(path)(b"\xff\xff") if streams else r.channel.unary_unary(path)(b"\xff\xff")
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -24,34 +24,38 @@ FINISH_CAUSE_EXPIRED: FinishCause
 FINISH_CAUSE_FAILED: FinishCause
 
 class ToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "cancel", "lease", "load_query", "goodbye")
+    __slots__ = ("hello", "submit", "cancel", "lease", "load_query", "goodbye", "watch_blocks")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LOAD_QUERY_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    WATCH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     hello: FrontendHello
     submit: Submit
     cancel: Cancel
     lease: Lease
     load_query: LoadQuery
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., load_query: _Optional[_Union[LoadQuery, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    watch_blocks: WatchBlocks
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., load_query: _Optional[_Union[LoadQuery, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., watch_blocks: _Optional[_Union[WatchBlocks, _Mapping]] = ...) -> None: ...
 
 class ToFrontend(_message.Message):
-    __slots__ = ("welcome", "tokens", "rejected", "load", "refusal")
+    __slots__ = ("welcome", "tokens", "rejected", "load", "refusal", "block_news")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_NEWS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     tokens: TokenFrame
     rejected: Rejected
     load: Load
     refusal: _step_pb2.Refusal
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenFrame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., refusal: _Optional[_Union[_step_pb2.Refusal, _Mapping]] = ...) -> None: ...
+    block_news: BlockNews
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenFrame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., refusal: _Optional[_Union[_step_pb2.Refusal, _Mapping]] = ..., block_news: _Optional[_Union[BlockNews, _Mapping]] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
     __slots__ = ("protocol_version", "oldest_protocol_version", "instance_id", "fingerprint")
@@ -244,3 +248,33 @@ class Load(_message.Message):
     executor_ready: bool
     num_frontends: int
     def __init__(self, query_id: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_owned: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., epoch: _Optional[int] = ..., executor_ready: _Optional[bool] = ..., num_frontends: _Optional[int] = ...) -> None: ...
+
+class WatchBlocks(_message.Message):
+    __slots__ = ("tenant", "stop")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    stop: bool
+    def __init__(self, tenant: _Optional[str] = ..., stop: _Optional[bool] = ...) -> None: ...
+
+class BlockNews(_message.Message):
+    __slots__ = ("tenant", "begins_anew", "block_size", "changes")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_ANEW_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    begins_anew: bool
+    block_size: int
+    changes: _containers.RepeatedCompositeFieldContainer[BlockChange]
+    def __init__(self, tenant: _Optional[str] = ..., begins_anew: _Optional[bool] = ..., block_size: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[BlockChange, _Mapping]]] = ...) -> None: ...
+
+class BlockChange(_message.Message):
+    __slots__ = ("hashes", "parents", "token_ids")
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    hashes: bytes
+    parents: bytes
+    token_ids: bytes
+    def __init__(self, hashes: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
