@@ -12,7 +12,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-WITH_SERVICES = "stepwire/inference/v1/inference.proto"
+WITH_SERVICES = ("stepwire/inference/v1/inference.proto", "stepwire/admin/v1/admin.proto")
 
 
 def generate(target: Path) -> dict[str, str]:
@@ -22,7 +22,7 @@ def generate(target: Path) -> dict[str, str]:
     common = ["protoc", f"-I{ROOT}", f"-I{well_known}"]
     calls = [
         [*common, f"--python_out={target}", f"--pyi_out={target}", *sources],
-        [*common, f"--grpc_python_out={target}", WITH_SERVICES],
+        [*common, f"--grpc_python_out={target}", *WITH_SERVICES],
     ]
     for call in calls:
         if protoc.main(call) != 0:

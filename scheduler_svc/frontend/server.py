@@ -20,9 +20,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from protos.stepwire.admin.v1 import admin_pb2_grpc
 from protos.stepwire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.errors import StartupError
-from scheduler_svc.frontend import api_keys, tls
+from scheduler_svc.frontend import admin, api_keys, tls
 from scheduler_svc.frontend.auth import RequireKey
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.malformed import RefuseMalformed
@@ -32,7 +33,7 @@ from scheduler_svc.hosts import is_loopback
 log = logging.getLogger(__name__)
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-NAMES = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+NAMES = (SERVICE, admin.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port would silently take half of the connections.
@@ -81,6 +82,9 @@ class FrontendServer:
         """Listens. Must run in the loop that serves."""
         self._server = grpc.aio.server(options=OPTIONS, interceptors=self._interceptors())
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            admin.AdminService(self._session, self._service), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(NAMES, self._server)
         for name in ("", *NAMES):

@@ -60,7 +60,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self.num_active = 0
         self._session = session
         self._model = model
-        self._name = name
+        self.name = name
         self._detokenizer = Detokenizer(model.tokenizer)
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._waiting_bytes = 0
@@ -96,8 +96,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return bounds
 
     def _check_model(self, name: str) -> None:
-        if name and name != self._name:
-            raise NotFound(f"model: this server serves {self._name!r} only", field="model")
+        if name and name != self.name:
+            raise NotFound(f"model: this server serves {self.name!r} only", field="model")
 
     def _bounds(self) -> ModelBounds:
         welcome = self._session.welcome
@@ -219,7 +219,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         bounds, welcome = self._bounds(), self._session.welcome
         assert welcome is not None
         return pb.GetModelResponse(
-            model=self._name,
+            model=self.name,
             architecture=welcome.model.architecture,
             max_model_len=bounds.max_model_len,
             vocab_size=bounds.vocab_size,

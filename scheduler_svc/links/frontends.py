@@ -64,6 +64,19 @@ class LoadAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotAsked:
+    session: int
+    query_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoryAsked:
+    session: int
+    query_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """Its requests are to be released."""
 
@@ -71,7 +84,7 @@ class SessionEnded:
     reason: str
 
 
-Event = Submitted | Cancelled | LoadAsked | SessionEnded
+Event = Submitted | Cancelled | LoadAsked | SnapshotAsked | StoryAsked | SessionEnded
 
 
 class FrontendLink:
@@ -91,6 +104,10 @@ class FrontendLink:
     @property
     def num_sessions(self) -> int:
         return len(self._by_number)
+
+    @property
+    def sessions(self) -> list[Session]:
+        return list(self._by_number.values())
 
     @property
     def has_pending(self) -> bool:
@@ -132,6 +149,12 @@ class FrontendLink:
     def send_load(self, number: int, load: session_pb2.Load) -> None:
         self._send_to(number, session_pb2.ToFrontend(load=load))
 
+    def send_snapshot(self, number: int, reply: session_pb2.SnapshotReply) -> None:
+        self._send_to(number, session_pb2.ToFrontend(snapshot=reply))
+
+    def send_story(self, number: int, reply: session_pb2.StoryReply) -> None:
+        self._send_to(number, session_pb2.ToFrontend(story=reply))
+
     def flush(self) -> None:
         """Tries again to send what had no room."""
         for session in [s for s in self._by_number.values() if s.pending]:
@@ -172,6 +195,10 @@ class FrontendLink:
                 self._send(session, self._welcome_frame())
             case "load_query":
                 return LoadAsked(session.number, message.load_query.query_id)
+            case "snapshot_query":
+                return SnapshotAsked(session.number, message.snapshot_query.query_id)
+            case "story_query":
+                return StoryAsked(session.number, message.story_query.query_id, message.story_query.request_id)
             case "goodbye":
                 self._end(session, "it said goodbye")
             case _:
