@@ -12,7 +12,12 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-WITH_SERVICES = ("stepwire/inference/v1/inference.proto", "vllm/inference.proto", "vllm/control.proto")
+WITH_SERVICES = (
+    "stepwire/inference/v1/inference.proto",
+    "stepwire/admin/v1/admin.proto",
+    "vllm/inference.proto",
+    "vllm/control.proto",
+)
 
 
 def generate(target: Path) -> dict[str, str]:

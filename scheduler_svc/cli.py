@@ -11,10 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from scheduler_svc.bench_command import bench
 from scheduler_svc.client.config import DEFAULT_ADDRESS, Access, Address, ApiKey, TlsCa, TlsCert, TlsKey
 from scheduler_svc.errors import StartupError
 from scheduler_svc.keys_command import keys
+from scheduler_svc.plan_command import plan
 from scheduler_svc.supervisor.options import OPTIONS, Option
+from scheduler_svc.watch_command import top
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,11 +82,24 @@ def serve(**arguments: str | bool | None) -> None:
     from scheduler_svc.supervisor.model import resolve
     from scheduler_svc.supervisor.serve import run
 
+    named = arguments.pop(SERVED_MODEL)
+    if named is not None and arguments["model"] not in (None, named):
+        raise StartupError(f"serve was told two models, {named!r} and --model {arguments['model']!r}: give one")
+    arguments["model"] = named or arguments["model"]
     raise typer.Exit(run(read_serve_config(arguments), resolve))
 
 
-# The table of options is the signature.
-serve.__signature__ = inspect.Signature([_parameter(option) for option in OPTIONS])  # type: ignore[attr-defined]
+# The table of options is the signature, after the model, which needs no name.
+SERVED_MODEL = "served"
+_positional = inspect.Parameter(
+    SERVED_MODEL,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    default=None,
+    annotation=Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")],
+)
+serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [_positional, *(_parameter(option) for option in OPTIONS)]
+)
 serve.__annotations__ = {}
 app.command()(serve)
 
@@ -197,63 +213,6 @@ def chat(
 
 
 @app.command()
-def bench(
-    *,
-    targets: Annotated[
-        str,
-        typer.Option(
-            "--targets", "--address", envvar="STEPWIRE_ADDRESS", help="HOST:PORT of each frontend, with commas."
-        ),
-    ] = DEFAULT_ADDRESS,
-    streams: Annotated[int, typer.Option("--streams", min=1, max=65536, help="Closed loop: requests at once.")] = 16,
-    rate: Annotated[float | None, typer.Option("--rate", help="Open loop: requests a second, Poisson.")] = None,
-    burstiness: Annotated[float, typer.Option("--burstiness", help="Below 1: arrivals come in bursts.")] = 1.0,
-    trace: Annotated[str, typer.Option("--trace", help="CSV or JSON lines: arrival, prompt_tokens, ...")] = "",
-    requests: Annotated[int, typer.Option("--requests", help="How many.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Mean length.")] = 128,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Mean length.")] = 128,
-    spread: Annotated[str, typer.Option("--spread", help="lognormal|uniform|fixed")] = "lognormal",
-    shared_prefix: Annotated[int, typer.Option("--shared-prefix", help="First tokens all prompts share.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Of lengths, prompts and arrivals.")] = 0,
-    temperature: Annotated[float, typer.Option("--temperature", min=0, max=2, help="0: greedy.")] = 0.0,
-    slo: Annotated[str, typer.Option("--slo", help='Objectives in ms for goodput: "ttft:500 itl:50".')] = "",
-    json_file: Annotated[str, typer.Option("--json", help="Write every figure and request here.")] = "",
-    api_key: ApiKey = "",
-    tls_ca: TlsCa = "",
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-) -> None:
-    """Put load on frontends and measure.
-
-    Throughput, TTFT, ITL, TPOT, E2E and goodput; several targets side by side, with ratios.
-    """
-    from pathlib import Path
-
-    from scheduler_svc.client.bench import Bench
-    from scheduler_svc.client.bench import bench as run
-    from scheduler_svc.client.load import Sending
-    from scheduler_svc.client.measure import parse_slo
-    from scheduler_svc.client.workload import Shape
-
-    shape = Shape(requests, prompt_tokens, output_tokens, spread, shared_prefix, rate, burstiness, seed)
-    plan = Bench(
-        targets=[target.strip() for target in targets.split(",") if target.strip()],
-        shape=shape,
-        sending=Sending(streams, temperature),
-        slo=parse_slo(slo),
-        trace=Path(trace) if trace else None,
-        json_file=Path(json_file) if json_file else None,
-        access=Access(api_key, tls_ca, tls_cert, tls_key),
-    )
-    try:
-        results = run(plan)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    if any(result["summary"]["errors"] for result in results):
-        raise typer.Exit(1)
-
-
-@app.command()
 def health(
     *,
     address: Address = DEFAULT_ADDRESS,
@@ -288,6 +247,9 @@ def health(
 
 
 app.add_typer(keys, name="keys")
+app.command()(bench)
+app.command()(plan)
+app.command()(top)
 
 
 @app.command()

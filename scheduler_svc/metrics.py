@@ -6,6 +6,7 @@ Alone, the process serves them over HTTP. Under a supervisor that sets PROMETHEU
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,20 @@ class WeightedHistogram(Histogram):
     def observe_many(self, amount: float, count: int) -> None:
         self._sum.inc(amount * count)
         self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """A histogram as it stands; each count is of its bucket alone, the last one of everything beyond the bounds."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_s: float
+
+    @staticmethod
+    def of(histogram: Histogram) -> "Buckets":
+        counts = tuple(int(bucket.get()) for bucket in histogram._buckets)
+        return Buckets(tuple(histogram._upper_bounds[:-1]), counts, histogram._sum.get())
 
 
 class SchedulerMetrics:
@@ -132,6 +147,12 @@ class SchedulerMetrics:
         self._epochs_ended.labels(reason).inc()
         # Waiting for a new executor is not a gap between two tokens of one step and the next.
         self._committed_at = None
+
+    # ---- for those who watch -----------------------------------------------------------------------------------
+
+    def latencies(self) -> tuple[Buckets, Buckets]:
+        """Of the time to the first token, and between tokens."""
+        return Buckets.of(self._first_token), Buckets.of(self._inter_token)
 
     # ---- totals, a few times a second --------------------------------------------------------------------------
 

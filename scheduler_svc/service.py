@@ -18,10 +18,20 @@ from scheduler_svc.core.contract import Geometry, Output
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.errors import ExecutorError, RequestError, Unavailable
 from scheduler_svc.links.executors import ExecutorLink
-from scheduler_svc.links.frontends import BlocksWatched, Cancelled, FrontendLink, LoadAsked, SessionEnded, Submitted
+from scheduler_svc.links.frontends import (
+    BlocksWatched,
+    Cancelled,
+    FrontendLink,
+    LoadAsked,
+    SessionEnded,
+    SnapshotAsked,
+    StoryAsked,
+    Submitted,
+)
 from scheduler_svc.links.messages import is_empty, load_from_stats, request_from_submit
 from scheduler_svc.links.transport import BadFrames, Poller
 from scheduler_svc.metrics import SchedulerMetrics
+from scheduler_svc.snapshot import Snapshots, StepTimes, story_reply
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +73,8 @@ class Service:
         # Choices that their frontend ended by handle: a stop string matched. (session, handle)
         self._stopped_by_text: set[tuple[int, int]] = set()
         self._plan_s = 0.0
+        self._times = StepTimes()
+        self._snapshots = Snapshots(core, frontends, executors, metrics, self._times, clock())
         self._metrics_at = 0.0
         self._was_idle = True
         self._stop_asked = False
@@ -125,6 +137,12 @@ class Service:
                     self._frontends.send_load(event.session, load)
                 case BlocksWatched():
                     self._blocks.asked(event.session, event.watch)
+                case SnapshotAsked():
+                    reply = self._snapshots.reply(event.query_id, now, draining=self.is_draining)
+                    self._frontends.send_snapshot(event.session, reply)
+                case StoryAsked():
+                    lines = self._core.story(event.request_id)
+                    self._frontends.send_story(event.session, story_reply(event.query_id, lines))
                 case SessionEnded():
                     self._end_session(event)
         for ended in self._frontends.expire(now):
@@ -166,7 +184,9 @@ class Service:
     def _commit(self, result: step_pb2.StepResult, now: float) -> None:
         began = time.perf_counter()
         self._outputs.append(self._core.commit(result, now))
-        self._metrics.step_done(time.perf_counter() - began + self._plan_s, result.forward_us)
+        commit_s = time.perf_counter() - began
+        self._metrics.step_done(commit_s + self._plan_s, result.forward_us)
+        self._times.add(self._plan_s, commit_s, result.forward_us)
         self._plan_s = 0.0
 
     def _end_epoch(self, error: ExecutorError, now: float) -> None:

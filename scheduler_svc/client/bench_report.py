@@ -19,7 +19,10 @@ RATIOS = (
 
 def title(result: dict[str, Any]) -> str:
     served = result["served"]
-    return f"{result['address']}: {served['model']}, {served['dtype']} on {served['device']}"
+    name, address, rate = result.get("name", result["address"]), result["address"], result.get("rate")
+    where = name if name == address else f"{name} ({address})"
+    what = served["model"] if served["dtype"] == "?" else f"{served['model']}, {served['dtype']} on {served['device']}"
+    return f"{where}: {what}" + (f", {rate:g} requests/s offered" if rate else "")
 
 
 def table(summary: dict[str, Any]) -> Table:
@@ -57,13 +60,27 @@ def comparison(results: list[dict[str, Any]]) -> Table:
     made = Table()
     made.add_column("x: ratio to the first")
     for result in results:
-        made.add_column(result["address"], justify="right")
+        made.add_column(result.get("name", result["address"]), justify="right")
     for label, keys in RATIOS:
         values = [_value(result["summary"], keys) for result in results]
         if all(value is None for value in values):
             continue
         first = values[0]
         made.add_row(label, figure(first), *(_with_ratio(value, first) for value in values[1:]))
+    return made
+
+
+def sweep_table(results: list[dict[str, Any]]) -> Table:
+    """One target at several rates, a line each."""
+    made = Table()
+    made.add_column("rate", justify="right")
+    for heading in ("served/s", "tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "goodput"):
+        made.add_column(heading, justify="right")
+    for result in results:
+        summary = result["summary"]
+        keys = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p50"), ("itl_ms", "p99"), ("goodput_per_s",))
+        cells = [figure(summary["requests_per_s"]), figure(summary["output_tokens_per_s"])]
+        made.add_row(f"{result['rate']:g}", *cells, *(figure(_value(summary, key)) for key in keys))
     return made
 
 

@@ -54,16 +54,24 @@ class Record:
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """ "ttft:500 itl:50": milliseconds. `itl` is judged by the 99th percentile of a request's own gaps."""
+    """ "ttft:200ms itl:50 e2e:2s": milliseconds without a unit; the limits in milliseconds.
+
+    `itl` is judged by the 99th percentile of a request's own gaps.
+    """
     limits = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.partition(":")
+        number, scale = (value[:-2], 1) if value.endswith("ms") else (value.removesuffix("s"), 1000)
+        if number == value:
+            scale = 1
         try:
-            limits[name] = float(value)
+            limits[name] = float(number) * scale
         except ValueError:
             limits[name] = -1.0
         if name not in OBJECTIVES or not 0 < limits[name] < float("inf"):
-            raise StartupError(f"--slo {part!r}: write NAME:MILLISECONDS with a name of {', '.join(OBJECTIVES)}")
+            raise StartupError(
+                f"--slo {part!r}: write NAME:TIME, as in ttft:200ms or e2e:2s, with a name of {', '.join(OBJECTIVES)}"
+            )
     return limits
 
 

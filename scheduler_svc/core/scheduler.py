@@ -20,6 +20,7 @@ from scheduler_svc.core.prefix_index import root
 from scheduler_svc.core.quarantine import Quarantine
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import RequestState, Sequence, State
+from scheduler_svc.core.survey import Survey, survey
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation
 
 
@@ -253,6 +254,10 @@ class Scheduler:
     def story(self, request_id: str) -> list[str]:
         """The last transitions of a request's sequences, oldest first."""
         return self._registry.story(request_id)
+
+    def survey(self, now: float) -> Survey:
+        """Everything there is to see, for somebody who watches."""
+        return survey(self._registry, self._epoch, now)
 
     def check(self) -> None:
         """Asserts every law of the core."""

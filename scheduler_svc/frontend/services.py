@@ -11,9 +11,11 @@ from typing import Any
 
 import grpc
 
+from protos.stepwire.admin.v1 import admin_pb2_grpc
 from protos.stepwire.inference.v1 import inference_pb2, inference_pb2_grpc
 from protos.vllm import control_pb2_grpc
 from protos.vllm import inference_pb2_grpc as vllm_inference_pb2_grpc
+from scheduler_svc.frontend import admin
 from scheduler_svc.frontend.adapters import control, inference
 from scheduler_svc.frontend.service import InferenceService
 
@@ -35,6 +37,11 @@ def offered_services(service: InferenceService) -> tuple[OfferedService, ...]:
     """Ours and the adapters over it. Health and reflection are the server's own."""
     offered = [
         OfferedService(INFERENCE, service, inference_pb2_grpc.add_InferenceServiceServicer_to_server),
+        OfferedService(
+            admin.SERVICE,
+            admin.AdminService(service.session, service),
+            admin_pb2_grpc.add_AdminServiceServicer_to_server,
+        ),
         OfferedService(
             inference.NAME,
             inference.VllmInference(service),

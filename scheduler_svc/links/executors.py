@@ -70,6 +70,8 @@ class ExecutorLink:
         # The first executor settles what is served; the others must offer the same.
         self.pinned: step_pb2.ExecutorHello | None = None
         self.num_stale = 0
+        # Seconds from when each step could begin to its result, of all epochs together.
+        self.step_s = 0.0
         self._budget = budget
         self._bad_frames = bad_frames
         self._standby: dict[int, Executor] = {}
@@ -85,6 +87,10 @@ class ExecutorLink:
     @property
     def num_standby(self) -> int:
         return len(self._standby)
+
+    @property
+    def standby(self) -> list[Executor]:
+        return list(self._standby.values())
 
     # ---- what arrives ------------------------------------------------------------------------------------------
 
@@ -169,7 +175,9 @@ class ExecutorLink:
         if result.step_id != oldest.step_id:
             raise ProtocolViolation(f"result of step {result.step_id}, expected {oldest.step_id}")
         self._in_flight.popleft()
-        self._budget.observe(now - self._age_start(oldest), oldest.num_tokens)
+        took_s = now - self._age_start(oldest)
+        self._budget.observe(took_s, oldest.num_tokens)
+        self.step_s += took_s
         self._moved_at = now
         self._num_rows = result.num_rows
         self._num_results += 1

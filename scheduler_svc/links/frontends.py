@@ -70,6 +70,19 @@ class BlocksWatched:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotAsked:
+    session: int
+    query_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoryAsked:
+    session: int
+    query_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """Its requests are to be released."""
 
@@ -77,7 +90,7 @@ class SessionEnded:
     reason: str
 
 
-Event = Submitted | Cancelled | LoadAsked | BlocksWatched | SessionEnded
+Event = Submitted | Cancelled | LoadAsked | BlocksWatched | SnapshotAsked | StoryAsked | SessionEnded
 
 
 class FrontendLink:
@@ -97,6 +110,10 @@ class FrontendLink:
     @property
     def num_sessions(self) -> int:
         return len(self._by_number)
+
+    @property
+    def sessions(self) -> list[Session]:
+        return list(self._by_number.values())
 
     @property
     def has_pending(self) -> bool:
@@ -141,6 +158,12 @@ class FrontendLink:
     def send_block_news(self, number: int, news: session_pb2.BlockNews) -> None:
         self._send_to(number, session_pb2.ToFrontend(block_news=news))
 
+    def send_snapshot(self, number: int, reply: session_pb2.SnapshotReply) -> None:
+        self._send_to(number, session_pb2.ToFrontend(snapshot=reply))
+
+    def send_story(self, number: int, reply: session_pb2.StoryReply) -> None:
+        self._send_to(number, session_pb2.ToFrontend(story=reply))
+
     def flush(self) -> None:
         """Tries again to send what had no room."""
         for session in [s for s in self._by_number.values() if s.pending]:
@@ -183,6 +206,10 @@ class FrontendLink:
                 return LoadAsked(session.number, message.load_query.query_id)
             case "watch_blocks" if len(message.watch_blocks.tenant.encode()) <= MAX_NAME_BYTES:
                 return BlocksWatched(session.number, message.watch_blocks)
+            case "snapshot_query":
+                return SnapshotAsked(session.number, message.snapshot_query.query_id)
+            case "story_query":
+                return StoryAsked(session.number, message.story_query.query_id, message.story_query.request_id)
             case "goodbye":
                 self._end(session, "it said goodbye")
             case _:

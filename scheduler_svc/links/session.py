@@ -18,6 +18,7 @@ import numpy as np
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from protos.stepwire.admin.v1 import admin_pb2
 from protos.stepwire.wire.v1 import session_pb2
 from scheduler_svc.errors import REQUEST_ERRORS, RequestError, RequestFailed, Unavailable
 from scheduler_svc.links import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
@@ -69,7 +70,8 @@ class SchedulerSession:
         self._streams: dict[int, RequestStream] = {}  # by the handle of choice 0
         self._choices: dict[int, Choice] = {}  # by handle; of the streams above
         self._next_handle = 1
-        self._loads: dict[int, asyncio.Future[session_pb2.Load]] = {}
+        # Questions that are not answered yet, by query id.
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._outbox: deque[bytes] = deque()
         self.blocks = BlockFeed(self._send_watch)
         self._cancels: deque[bytes] = deque()  # of requests by id, said while there was no session
@@ -159,17 +161,31 @@ class SchedulerSession:
 
     async def load(self, timeout_s: float = 2.0) -> session_pb2.Load:
         """What the scheduler is doing right now."""
+        return await self._ask(lambda i: _frame(load_query=session_pb2.LoadQuery(query_id=i)), timeout_s)
+
+    async def snapshot(self, timeout_s: float = 2.0) -> admin_pb2.Snapshot:
+        """Everything there is to see of the scheduler."""
+        reply = await self._ask(lambda i: _frame(snapshot_query=session_pb2.SnapshotQuery(query_id=i)), timeout_s)
+        return reply.snapshot
+
+    async def story(self, request_id: str, timeout_s: float = 2.0) -> list[str]:
+        """The last transitions of a request's sequences; empty when nobody remembers it."""
+        query = session_pb2.StoryQuery
+        reply = await self._ask(lambda i: _frame(story_query=query(query_id=i, request_id=request_id)), timeout_s)
+        return list(reply.lines)
+
+    async def _ask(self, question: Callable[[int], bytes], timeout_s: float) -> Any:
         if not self._is_open:
             raise self._unavailable()
         query_id = secrets.randbits(63)
-        future = self._loads[query_id] = self._loop.create_future()
-        self._send(_frame(load_query=session_pb2.LoadQuery(query_id=query_id)))
+        future = self._asked[query_id] = self._loop.create_future()
+        self._send(question(query_id))
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise Unavailable(f"the scheduler has not answered for {timeout_s:g} s", retry_after_s=1.0) from None
         finally:
-            del self._loads[query_id]
+            del self._asked[query_id]
 
     # ---- what streams ask --------------------------------------------------------------------------------------
 
@@ -206,17 +222,18 @@ class SchedulerSession:
 
     def _on_message(self, message: session_pb2.ToFrontend) -> None:
         self._heard_at = time.monotonic()
-        match message.WhichOneof("body"):
+        match body := message.WhichOneof("body"):
             case "tokens":
                 self._on_tokens(message.tokens)
             case "welcome":
                 self._on_welcome(message.welcome)
             case "rejected":
                 self._on_rejected(message.rejected)
-            case "load":
-                future = self._loads.get(message.load.query_id)
+            case "load" | "snapshot" | "story":
+                answer = getattr(message, body)
+                future = self._asked.get(answer.query_id)
                 if future is not None and not future.done():
-                    future.set_result(message.load)
+                    future.set_result(answer)
             case "block_news":
                 self.blocks.on_news(message.block_news)
             case "refusal":
@@ -318,7 +335,7 @@ class SchedulerSession:
             now = time.monotonic()
             for stream in self._streams.values():
                 stream.pause(now)
-            for future in self._loads.values():
+            for future in self._asked.values():
                 if not future.done():
                     future.set_exception(self._unavailable())
         self._note_path()

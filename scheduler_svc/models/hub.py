@@ -4,6 +4,7 @@ Only weights (safetensors), JSON and tokenizer files are taken: no pickles, no c
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler_svc.errors import StartupError
@@ -17,8 +18,8 @@ def is_hub_id(spec: str) -> bool:
     return HUB_ID.fullmatch(spec) is not None and ".." not in spec
 
 
-def fetch_from_hub(spec: str, progress: Progress) -> Path:
-    """`owner/name` or `owner/name@revision`. A snapshot that is in the cache needs no network."""
+def fetch_from_hub(spec: str, progress: Progress, files: Sequence[str] = FILES) -> Path:
+    """`owner/name` or `owner/name@revision`; of it these files. A snapshot in the cache needs no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -31,7 +32,7 @@ def fetch_from_hub(spec: str, progress: Progress) -> Path:
     name, _, revision = spec.partition("@")
     progress.note(f"looking for {name} on the Hugging Face hub")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(files)))
     except GatedRepoError:
         why = "its licence must be accepted on huggingface.co first; then run `hf auth login`"
     except RepositoryNotFoundError:

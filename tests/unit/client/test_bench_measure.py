@@ -69,7 +69,20 @@ def test_quantiles():
 def test_slo():
     assert parse_slo("") == {}
     assert parse_slo("ttft:500, e2e:2e3") == {"ttft": 500.0, "e2e": 2000.0}
-    for bad in ("ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:0", "ttft:inf", "ttft:nan", "speed:1"):
+    assert parse_slo("ttft:200ms itl:0.05s e2e:2s") == pytest.approx({"ttft": 200, "itl": 50, "e2e": 2000})
+    for bad in (
+        "ttft:ms",
+        "ttft:s",
+        "ttft:5m",
+        "ttft",
+        "ttft:",
+        "ttft:x",
+        "ttft:-1",
+        "ttft:0",
+        "ttft:inf",
+        "ttft:nan",
+        "speed:1",
+    ):
         with pytest.raises(StartupError, match="--slo"):
             parse_slo(bad)
 

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
+from scheduler_svc.client import bench_self
 from scheduler_svc.client.bench import Bench, bench
 from scheduler_svc.client.bench_report import comparison, headline, table
 from scheduler_svc.client.load import Sending, Target
 from scheduler_svc.client.measure import parse_slo
-from scheduler_svc.client.workload import Job, Shape
+from scheduler_svc.client.workload import Job, Shape, Turn
 from scheduler_svc.errors import StartupError
 
 
@@ -147,6 +148,55 @@ async def test_the_whole_run_writes_tables_and_a_file(tmp_path, capsys):
     assert "tiny, float32 on cpu" in printed
     assert "TTFT" in printed
     assert "1.0" in printed
+
+
+async def test_a_conversation_goes_on_from_what_was_answered():
+    async with serving() as (service, address):
+        records, _ = await run(address, [Job(None, [300, 301], 2, (Turn([302], 3),))])
+    assert [record.num_output for record in records] == [2, 3]
+    assert list(service.requests[1].token_ids.ids) == [300, 301, 0, 1, 302]
+    assert records[1].due_s >= records[0].end_s
+
+
+async def test_a_conversation_that_breaks_is_not_gone_on_with():
+    async with serving() as (service, address):
+        records, _ = await run(address, [Job(None, [666], 2, (Turn([302], 3), Turn([303], 3)))])
+    assert [record.error for record in records] == ["RESOURCE_EXHAUSTED", "BROKEN_OFF", "BROKEN_OFF"]
+    assert len(service.requests) == 1
+
+
+async def test_a_sweep_draws_and_tells_each_rate(tmp_path, capsys):
+    picture = tmp_path / "sweep.svg"
+    shape = Shape(num_requests=6, prompt_tokens=8, output_tokens=3, rate=200.0)
+    async with serving() as (_, address):
+        plan = Bench([f"a={address}"], shape, Sending(4), {}, rates=[200.0, 400.0], duration_s=0.02, picture=picture)
+        results = await asyncio.to_thread(bench, plan)
+    assert [result["rate"] for result in results] == [200.0, 400.0]
+    assert [result["summary"]["num_requests"] for result in results] == [4, 8]
+    assert picture.stat().st_size > 1000
+    assert f"a ({address})" in capsys.readouterr().out
+
+
+async def test_one_run_and_two_targets_draw_too(tmp_path):
+    shape = Shape(num_requests=4, prompt_tokens=8, output_tokens=3)
+    async with serving() as (_, address):
+        for name, targets in (("timeline", [address]), ("bars", [f"a={address}", f"b={address}"])):
+            picture = tmp_path / f"{name}.png"
+            await asyncio.to_thread(bench, Bench(targets, shape, Sending(4), {}, picture=picture))
+            assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("name", "says"), [("x.gif", "png or .svg"), ("none/x.png", "no such folder")])
+def test_a_picture_that_cannot_be_is_said_before_the_load(tmp_path, name, says):
+    with pytest.raises(StartupError, match=says):
+        bench(Bench(["127.0.0.1:1"], Shape(), Sending(1), {}, picture=tmp_path / name))
+
+
+def test_the_load_generator_measures_itself(monkeypatch):
+    monkeypatch.setattr(bench_self, "TOKENS_PER_STREAM", 20)
+    for test in bench_self.self_test():
+        assert test.num_tokens == 20 * bench_self.NUM_STREAMS
+        assert test.tokens_per_core_s > 0
 
 
 async def test_the_file_that_cannot_be_written(tmp_path):

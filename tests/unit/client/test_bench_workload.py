@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler_svc.client.workload import Job, Room, Shape, make_jobs, read_trace
+from scheduler_svc.client.workload import Job, Room, Shape, as_text, make_jobs, read_trace
 from scheduler_svc.errors import StartupError
 
 ROOM = Room(vocab_size=1000, max_model_len=4096)
@@ -42,6 +42,37 @@ def test_a_shared_prefix_is_shared_and_nothing_else():
     assert {len(job.prompt) for job in jobs} == {72}
 
 
+def test_a_mix_of_prefixes():
+    shape = Shape(
+        num_requests=2000, shared_prefix=8, prefix_groups=4, prefix_share=0.5, prompt_tokens=10, spread="fixed"
+    )
+    jobs = make_jobs(shape, ROOM)
+    heads = [tuple(job.prompt[:8]) for job in jobs if len(job.prompt) == 18]
+    assert len(set(heads)) == 4
+    # Half of them, give or take five standard errors of 0.011; each group a quarter of those.
+    assert abs(len(heads) / len(jobs) - 0.5) < 0.056
+    assert all(abs(heads.count(head) / len(heads) - 0.25) < 0.07 for head in set(heads))
+    assert sum(len(job.prompt) == 10 for job in jobs) == len(jobs) - len(heads)
+
+
+def test_conversations_have_turns_and_room():
+    shape = Shape(num_requests=30, turns=4, prompt_tokens=10, output_tokens=5, spread="fixed", rate=8.0)
+    jobs = make_jobs(shape, ROOM)
+    assert [job.num_requests for job in jobs] == [4] * 7 + [2]
+    assert all(len(turn.said) == 10 and turn.num_output == 5 for job in jobs for turn in job.later)
+    short = make_jobs(shape, Room(1000, 40))
+    assert sum(job.num_requests for job in short) == 30
+    assert {job.num_requests for job in short} == {2}
+    # The rate is of requests: conversations of four come a quarter as often.
+    many = make_jobs(Shape(num_requests=8000, turns=4, prompt_tokens=1, output_tokens=1, rate=8.0), ROOM)
+    assert many[-1].at_s == pytest.approx(8000 / 8, rel=0.12)
+
+
+def test_equal_ids_are_equal_words():
+    assert as_text([300, 301, 300]).split()[0] == as_text([300])
+    assert len(as_text(list(range(256, 900))).split()) == 644
+
+
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_arrivals_have_the_rate_and_the_burstiness(burstiness):
     shape = Shape(num_requests=8001, prompt_tokens=1, spread="fixed", rate=20.0, burstiness=burstiness)
@@ -63,6 +94,9 @@ def test_arrivals_have_the_rate_and_the_burstiness(burstiness):
         ({"rate": 0.0}, "--rate 0"),
         ({"burstiness": 0.0}, "--burstiness 0"),
         ({"spread": "normal"}, "--spread normal"),
+        ({"turns": 0}, "--turns 0"),
+        ({"prefix_groups": 0}, "--prefix-groups 0"),
+        ({"prefix_share": 1.5}, "--prefix-share 1.5"),
     ],
 )
 def test_shapes_out_of_range_are_refused(change, option):

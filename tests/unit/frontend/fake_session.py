@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from protos.stepwire.admin.v1 import admin_pb2
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
 from scheduler_svc.errors import AlreadyExists, RequestError, Unavailable
 from scheduler_svc.links.block_feed import BlockFeed
@@ -148,10 +149,22 @@ class FakeSession:
         self.streams: list[FakeStream] = []
         self.cancelled: list[str] = []
         self.refuse_with: RequestError | None = None
+        self.seen: admin_pb2.Snapshot | RequestError = admin_pb2.Snapshot()
+        self.num_snapshots = 0
+        self.stories: dict[str, list[str]] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         pass
+
+    async def snapshot(self, timeout_s: float = 2.0) -> admin_pb2.Snapshot:
+        self.num_snapshots += 1
+        if isinstance(self.seen, RequestError):
+            raise self.seen
+        return self.seen
+
+    async def story(self, request_id: str, timeout_s: float = 2.0) -> list[str]:
+        return self.stories.get(request_id, [])
 
     def end_streams(self) -> None:
         for stream in self.streams:

@@ -1,3 +1,4 @@
+from protos.stepwire.admin.v1 import admin_pb2 as _admin_pb2
 from protos.stepwire.wire.v1 import step_pb2 as _step_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -24,7 +25,7 @@ FINISH_CAUSE_EXPIRED: FinishCause
 FINISH_CAUSE_FAILED: FinishCause
 
 class ToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "cancel", "lease", "load_query", "goodbye", "watch_blocks")
+    __slots__ = ("hello", "submit", "cancel", "lease", "load_query", "goodbye", "watch_blocks", "snapshot_query", "story_query")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +33,8 @@ class ToScheduler(_message.Message):
     LOAD_QUERY_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     WATCH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_QUERY_FIELD_NUMBER: _ClassVar[int]
+    STORY_QUERY_FIELD_NUMBER: _ClassVar[int]
     hello: FrontendHello
     submit: Submit
     cancel: Cancel
@@ -39,23 +42,29 @@ class ToScheduler(_message.Message):
     load_query: LoadQuery
     goodbye: Goodbye
     watch_blocks: WatchBlocks
-    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., load_query: _Optional[_Union[LoadQuery, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., watch_blocks: _Optional[_Union[WatchBlocks, _Mapping]] = ...) -> None: ...
+    snapshot_query: SnapshotQuery
+    story_query: StoryQuery
+    def __init__(self, hello: _Optional[_Union[FrontendHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., load_query: _Optional[_Union[LoadQuery, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., watch_blocks: _Optional[_Union[WatchBlocks, _Mapping]] = ..., snapshot_query: _Optional[_Union[SnapshotQuery, _Mapping]] = ..., story_query: _Optional[_Union[StoryQuery, _Mapping]] = ...) -> None: ...
 
 class ToFrontend(_message.Message):
-    __slots__ = ("welcome", "tokens", "rejected", "load", "refusal", "block_news")
+    __slots__ = ("welcome", "tokens", "rejected", "load", "refusal", "block_news", "snapshot", "story")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NEWS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STORY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     tokens: TokenFrame
     rejected: Rejected
     load: Load
     refusal: _step_pb2.Refusal
     block_news: BlockNews
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenFrame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., refusal: _Optional[_Union[_step_pb2.Refusal, _Mapping]] = ..., block_news: _Optional[_Union[BlockNews, _Mapping]] = ...) -> None: ...
+    snapshot: SnapshotReply
+    story: StoryReply
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[TokenFrame, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., refusal: _Optional[_Union[_step_pb2.Refusal, _Mapping]] = ..., block_news: _Optional[_Union[BlockNews, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReply, _Mapping]] = ..., story: _Optional[_Union[StoryReply, _Mapping]] = ...) -> None: ...
 
 class FrontendHello(_message.Message):
     __slots__ = ("protocol_version", "oldest_protocol_version", "instance_id", "fingerprint")
@@ -278,3 +287,33 @@ class BlockChange(_message.Message):
     parents: bytes
     token_ids: bytes
     def __init__(self, hashes: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class SnapshotQuery(_message.Message):
+    __slots__ = ("query_id",)
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    def __init__(self, query_id: _Optional[int] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("query_id", "snapshot")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    snapshot: _admin_pb2.Snapshot
+    def __init__(self, query_id: _Optional[int] = ..., snapshot: _Optional[_Union[_admin_pb2.Snapshot, _Mapping]] = ...) -> None: ...
+
+class StoryQuery(_message.Message):
+    __slots__ = ("query_id", "request_id")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    request_id: str
+    def __init__(self, query_id: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class StoryReply(_message.Message):
+    __slots__ = ("query_id", "lines")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, query_id: _Optional[int] = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
