@@ -5,6 +5,7 @@
     ├── EpochFault       this epoch ends; the process lives and waits for the next StartEpoch
     │   ├── PlanViolation    a plan broke the contract: it named something that does not exist or does not fit
     │   └── ComputeFault     the device answered nonsense (not-a-number logits, a token outside the vocabulary)
+    ├── RowFault         one row's parameters leave nothing to draw: its request ends, the step and the others do not
     └── Refused          the scheduler will never serve us (another model, another protocol)
 
 Anything else is a bug or a broken device: it ends the process, and the scheduler recovers by epoch.
@@ -29,6 +30,10 @@ class PlanViolation(EpochFault):
 
 class ComputeFault(EpochFault):
     pass
+
+
+class RowFault(ExecutorError):
+    """`str(fault)` is for the client."""
 
 
 class Refused(ExecutorError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from executor_svc.backends.base import Backend
 from executor_svc.backends.select import make_backend
 from executor_svc.config import ExecutorConfig
+from executor_svc.constraints import Grammars
 from executor_svc.link import ExecutorLink, LinkSettings
 from executor_svc.startup import Startup
 from executor_svc.worker import Worker
@@ -19,7 +20,7 @@ from protos.stepwire.wire.v1 import step_pb2
 def serve(config: ExecutorConfig, settings: LinkSettings, ready_file: Path | None) -> None:
     startup = Startup()
     backend = make_backend(config, startup)
-    worker = Worker(backend)
+    worker = Worker(backend, Grammars(config.model, backend.geometry.vocab_size))
     with ExecutorLink(hello_of(backend), settings) as link:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):

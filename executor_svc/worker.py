@@ -1,4 +1,4 @@
-"""The loop: receive a plan, apply, copy, batch, run, append, answer.
+"""The loop: receive a plan, apply, copy, batch, run, append, answer. A step that scores a long prompt runs in passes.
 
 The worker decides nothing and knows no transport: a link hands it epochs and, strictly in order, plans. A plan that
 breaks the contract and nonsense from the device end the epoch with a fault. Any other exception leaves serve(): the
@@ -10,9 +10,11 @@ from typing import Protocol
 
 from executor_svc.backends.base import Backend
 from executor_svc.batch import build_batch
+from executor_svc.constraints import Grammars
 from executor_svc.errors import EpochFault
 from executor_svc.protocol import EpochStarted
 from executor_svc.rows import RowTable
+from executor_svc.scoring import passes
 from protos.stepwire.wire.v1 import step_pb2
 
 
@@ -27,8 +29,9 @@ class Link(Protocol):
 
 
 class Worker:
-    def __init__(self, backend: Backend):
-        self.rows = RowTable(backend.geometry)
+    def __init__(self, backend: Backend, grammars: Grammars | None = None):
+        """grammars: None refuses every constraint."""
+        self.rows = RowTable(backend.geometry, grammars)
         self._backend = backend
 
     def serve(self, link: Link) -> None:
@@ -53,11 +56,13 @@ class Worker:
         if work.copy.size:
             self._backend.copy_blocks(work.copy)
         result = step_pb2.StepResult(boot_id=plan.boot_id, epoch=plan.epoch, step_id=plan.step_id)
-        if work.rows.size:
-            output = self._backend.run(build_batch(self.rows, work))
-            self.rows.append(work, output.token_ids)
-            result.token_ids = output.token_ids.astype("<i4", copy=False).tobytes()
+        for part in passes(self.rows, work) if work.rows.size else ():
+            output = self._backend.run(build_batch(self.rows, part))
+            self.rows.append(part, output.token_ids)
+            result.token_ids += output.token_ids.astype("<i4", copy=False).tobytes()
             result.logprobs.extend(output.logprobs)
+            result.prompt_logprobs.extend(output.prompt_logprobs)
+            result.faults.extend(output.faults)
         result.num_rows, result.num_stored_tokens = self.rows.digest()
         result.forward_us = min((time.perf_counter_ns() - started) // 1000, 2**32 - 1)
         return result

@@ -1,5 +1,6 @@
 """The CPU backend: a real model, its KV pool and the sampler, glued. How the model computes is the model's business."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.load import load_model
 from executor_svc.model.native import has_fast_bf16
-from executor_svc.sampler import Sampler
+from executor_svc.sampler import Sampler, score
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2
 
@@ -46,7 +47,11 @@ class CpuBackend:
     def run(self, batch: ForwardBatch) -> StepOutput:
         with torch.inference_mode():
             logits = self._decoder.forward(batch, self._pool)
-        return self._sampler.sample(logits.numpy(), batch.sampling)
+        wanted, scoring = logits.numpy(), batch.scoring
+        if scoring is None:
+            return self._sampler.sample(wanted, batch.sampling)
+        output = self._sampler.sample(wanted[scoring.others], batch.sampling)
+        return replace(output, prompt_logprobs=score(wanted[scoring.index], scoring))
 
 
 def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:

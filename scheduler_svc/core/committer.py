@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.contract import Output
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.sequence import Sequence
@@ -22,6 +23,8 @@ class Committed:
     output: Output
     step: Step
     stopped: list[tuple[Sequence, int]] = field(default_factory=list)
+    # Those that could draw nothing, and why.
+    faulted: list[tuple[Sequence, str]] = field(default_factory=list)
     # Rows of which a block became full.
     grown: np.ndarray | None = None
 
@@ -72,10 +75,48 @@ def commit(epoch: Epoch, result: step_pb2.StepResult, stops: StopFilter) -> Comm
     output = committed.output
     output.session, output.handle, output.token, output.position = session, handle, mine, positions
     entries = _commit_late(epoch, committed, tokens, late)
-    if result.logprobs:
+    if result.logprobs or result.faults:
         entries.update({int(row): i for i, row in enumerate(answered)})
         output.logprobs = [(entries[lp.row], lp) for lp in result.logprobs if lp.row in entries]
+    if result.faults:
+        _commit_faults(epoch, committed, result, entries)
+    _commit_scores(output, step, result)
     return committed
+
+
+def _commit_faults(epoch: Epoch, committed: Committed, result: step_pb2.StepResult, entries: dict[int, int]) -> None:
+    """Takes back what rows that could draw nothing seem to have drawn. `entries`: row -> entry of the output."""
+    output = committed.output
+    seats = dict(zip(committed.step.roster.rows.tolist(), committed.step.roster.seats.tolist(), strict=True))
+    keep = np.ones(len(output.token), bool)
+    for fault in result.faults:
+        if fault.row not in entries:
+            continue  # it was left meanwhile
+        keep[entries[fault.row]] = False
+        seated = epoch.rows.sequence[fault.row]
+        is_seated = seated is not None and seated.seat == seats[fault.row]
+        sequence = seated if is_seated else epoch.finishing[seats[fault.row]]
+        assert sequence is not None
+        committed.faulted.append((sequence, fault.message))
+    committed.stopped = [entry for entry in committed.stopped if all(entry[0] is not s for s, _ in committed.faulted)]
+    places = np.cumsum(keep) - 1
+    output.session, output.handle = output.session[keep], output.handle[keep]
+    output.token, output.position = output.token[keep], output.position[keep]
+    output.logprobs = [(int(places[entry]), values) for entry, values in output.logprobs if keep[entry]]
+
+
+def _commit_scores(output: Output, step: Step, result: step_pb2.StepResult) -> None:
+    """Prompt logprobs count whatever became of the row, as long as somebody wants the request."""
+    if not result.prompt_logprobs:
+        return
+    sequences = {chunk.row: chunk.sequence for chunk in step.scored}
+    for values in result.prompt_logprobs:
+        sequence = sequences[values.row]
+        if not sequence.state_of_request.sequences:
+            continue
+        fresh = sequence.state_of_request.scores.take(values)
+        if fresh is not None:
+            output.prompt_logprobs.append((sequence.request.session, sequence.handle, fresh))
 
 
 def _commit_late(epoch: Epoch, committed: Committed, tokens: np.ndarray, late: list[int]) -> dict[int, int]:
@@ -124,4 +165,6 @@ def _checked(epoch: Epoch, result: step_pb2.StepResult) -> tuple[Step, np.ndarra
     tokens = np.frombuffer(result.token_ids, I4)
     if len(tokens) and tokens.view(U4).max() >= epoch.geometry.vocab_size:
         raise ProtocolViolation(f"step {step.step_id} drew a token outside the vocabulary")
+    if step.scored or result.prompt_logprobs:
+        prompt_scores.check(result, step.scored)
     return step, tokens

@@ -27,11 +27,11 @@ class Memory:
     # ---- before admission --------------------------------------------------------------------------------------
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks with its leading tokens. Never its last known token: that one's logits are needed."""
+        """Blocks with its leading tokens, of those that it may skip."""
         if self.index is None:
             return []
         keys, tokens = self._hash(sequence)
-        max_blocks = (sequence.num_logged - 1) // self.block_size
+        max_blocks = sequence.num_skippable // self.block_size
         return self.index.find(keys, tokens, sequence.state_of_request.root, max_blocks)
 
     def num_common_blocks(self, sequence: Sequence, other: Sequence) -> int:

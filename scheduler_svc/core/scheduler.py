@@ -116,6 +116,8 @@ class Scheduler:
         if committed.grown is not None and self._limits.policy is Policy.FAIR:
             for row in committed.grown.tolist():
                 self._queue.charge_output(epoch.rows.sequence[row], epoch.rows.num_output(row))
+        for sequence, why in committed.faulted:
+            self._finish(sequence, Cause.INVALID, message=why)
         for sequence, token in committed.stopped:
             self._finish(sequence, Cause.STOP, stop_token_id=token)
         for sequence in committed.step.final:
