@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 # Each of these must have happened somewhere in any thousand worlds.
 SOMETIMES = (
     "admitted with output",
+    "a prompt scored and preempted",
+    "a prompt scored and resumed",
     "a row rests",
     "all but the last token hit",
     "cancelled while finishing",
