@@ -18,6 +18,7 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.load import load_model
 from executor_svc.model.native import has_fast_bf16
+from executor_svc.race import Race, load_race
 from executor_svc.sampler import Sampler, score
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2
@@ -31,12 +32,19 @@ class CpuBackend:
     name = "cpu"
     device = "cpu"
 
-    def __init__(self, decoder: Decoder, pool: KVPool, geometry: step_pb2.Geometry, identity: step_pb2.ModelIdentity):
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        geometry: step_pb2.Geometry,
+        identity: step_pb2.ModelIdentity,
+        race: Race | None = None,
+    ):
         self.geometry = geometry
         self.identity = identity
         self._decoder = decoder
         self._pool = pool
-        self._sampler = Sampler(geometry.vocab_size)
+        self._sampler = Sampler(geometry.vocab_size, race)
 
     def reset(self) -> None:
         """Nothing to forget: no block is read before the new epoch has written it."""
@@ -90,7 +98,8 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
         kv_dtype=_name(decoder.kv_dtype),
         fingerprint=fingerprint(config.model),
     )
-    return CpuBackend(decoder, pool, geometry, identity)
+    race = load_race(cache_directory() / "native", geometry.vocab_size, num_threads, startup.note)
+    return CpuBackend(decoder, pool, geometry, identity, race)
 
 
 def resolve_dtype(choice: Dtype) -> Weights:

@@ -20,7 +20,7 @@ from tests.unit.executor.plans import ToyScheduler, ToySequence, admit, geometry
 llguidance = pytest.importorskip("llguidance")
 
 # One byte each, then some of several: words can be spelled in more than one way.
-TOKENS = ["<end>", *"abcdenosxyz0123456789-{}[]\":, ", "ab", "bc", "abc", "xyz", "12", '":', "- ", "yes", "no", "{\""]
+TOKENS = ["<end>", *'abcdenosxyz0123456789-{}[]":, ', "ab", "bc", "abc", "xyz", "12", '":', "- ", "yes", "no", '{"']
 END = 0
 V = len(TOKENS)
 
