@@ -1,4 +1,4 @@
-"""The compiled race draws what numpy draws, to the token: many rows, ties, every temperature, buffers that overflow.
+"""The compiled race draws what numpy draws, to the token: many rows, ties, every temperature, buffers that overflow."""
 
 import shutil
 
