@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define CHUNK 1024
+#define GROUP 16
 
 static inline uint32_t mix32(uint32_t x)
 {
@@ -17,11 +18,12 @@ static inline uint32_t mix32(uint32_t x)
     return x ^ (x >> 16);
 }
 
-/* exp(x) for x <= 0 to 1e-6 relative, never below 2^-126: a Taylor polynomial of 2^f, |f| <= 1/2, and an exponent. */
+/* exp(x) for -87 < x <= 0 to 1e-6 relative: a Taylor polynomial of 2^f, |f| <= 1/2, and an exponent. Below, any number:
+ * no arrival time is below 2^-33 and the favourite's is below 23, so a token with x < -26 cannot win.
+ */
 static inline float exp_of(float x)
 {
     float t = x * 1.44269504f;
-    t = t < -126.0f ? -126.0f : t;
     float rounded = t + 12582912.0f; /* 1.5 * 2^23: the integer part is in the lowest bits */
     float f = t - (rounded - 12582912.0f);
     float p = 0.000154035304f;
@@ -34,7 +36,9 @@ static inline float exp_of(float x)
     int32_t exponent, whole;
     memcpy(&whole, &rounded, 4);
     memcpy(&exponent, &p, 4);
-    exponent += (whole - 0x4B400000) << 23;
+    whole -= 0x4B400000;
+    whole = whole < -126 ? -126 : whole;
+    exponent += whole * (1 << 23);
     memcpy(&p, &exponent, 4);
     return p;
 }
@@ -52,7 +56,7 @@ int64_t race_contenders(const float *const *logits, int64_t num_rows, int64_t vo
 {
     float z[CHUNK];
     uint32_t drawn[CHUNK];
-    uint8_t contends[CHUNK];
+    uint32_t contends[CHUNK] = {0}; /* behind the last token of a chunk: stale, and never believed */
     int64_t end = 0;
     for (int64_t row = 0; row < num_rows; row++) {
         if (capacity - end < vocab)
@@ -67,20 +71,18 @@ int64_t race_contenders(const float *const *logits, int64_t num_rows, int64_t vo
                 drawn[i] = mix32((base[begin + i] ^ key) * factor);
                 contends[i] = (float)drawn[i] <= exp_of(z[i]) * limit;
             }
-            for (int64_t i = 0; i < count; i++) {
-                uint64_t eight;
-                if (i + 8 <= count) {
-                    memcpy(&eight, contends + i, 8);
-                    if (!eight) {
-                        i += 7;
-                        continue;
+            for (int64_t group = 0; group < count; group += GROUP) {
+                uint32_t any = 0;
+                for (int i = 0; i < GROUP; i++)
+                    any |= contends[group + i];
+                if (!any)
+                    continue;
+                for (int64_t i = group; i < group + GROUP && i < count; i++)
+                    if (contends[i]) {
+                        ids[end] = (int32_t)(begin + i);
+                        weights[end] = z[i];
+                        bits[end++] = drawn[i];
                     }
-                }
-                if (contends[i]) {
-                    ids[end] = (int32_t)(begin + i);
-                    weights[end] = z[i];
-                    bits[end++] = drawn[i];
-                }
             }
         }
         ends[row] = end;
