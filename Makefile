@@ -7,10 +7,10 @@ SEEDS ?= 1000
 PACKAGING := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim coverage check gen bench clean
+.PHONY: help install serve test test-compose sim coverage check gen lock bench clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 install: $(VENV)/.installed  ## the environment with what serving needs, in .venv
 
@@ -19,6 +19,9 @@ serve: install  ## serve the default model; make serve ARGS="--port 50052 --fron
 
 test: $(VENV)/.installed-dev  ## every test; make test ARGS="tests/unit -k pool"
 	$(BIN)/python -m pytest $(ARGS)
+
+test-compose: $(VENV)/.installed-dev  ## the containers, on the Docker engine of this machine
+	$(BIN)/python -m pytest tests/compose $(ARGS)
 
 sim: $(VENV)/.installed-dev  ## worlds of the scheduler simulation; make sim SEEDS=100000 for the night
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
@@ -36,6 +39,9 @@ check: $(VENV)/.installed-dev  ## formatting, lint, types, generated code, archi
 
 gen: $(VENV)/.installed-dev  ## regenerate the code beside the .proto files
 	$(BIN)/python -m protos.generate
+
+lock: $(VENV)/.installed-dev  ## the hash-pinned lists that the images are built from
+	UV=$(BIN)/uv deploy/locks/lock.sh
 
 bench: $(VENV)/.installed-dev  ## continuous batching against one by one and static batches
 	$(BIN)/python -m benchmarks.batching $(ARGS)

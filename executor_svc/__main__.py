@@ -68,6 +68,9 @@ def main(
     sim_step_us: Annotated[float, option("sim-step-us", "Simulated time per step.", min=0)] = 0.0,
     sim_token_us: Annotated[float, option("sim-token-us", "... per token computed.", min=0)] = 0.0,
     sim_kv_us: Annotated[float, option("sim-kv-us", "... per stored token read.", min=0)] = 0.0,
+    sim_fault: Annotated[
+        str, option("sim-fault", "For tests of recovery: KIND:TOKEN; fails when TOKEN is computed: kill:7.")
+    ] = "",
 ) -> None:
     """Computes what a scheduler plans: one step plan in, one step result out."""
     sizes = SizeSettings(
@@ -79,7 +82,7 @@ def main(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    simulation = SimulationSettings(sim_vocab_size, sim_step_us, sim_token_us, sim_kv_us)
+    simulation = SimulationSettings(sim_vocab_size, sim_step_us, sim_token_us, sim_kv_us, sim_fault)
     config = ExecutorConfig(model, backend, dtype, kv_dtype, sizes, simulation, threads)
     from executor_svc.link import LinkSettings
     from executor_svc.serve import serve
@@ -88,6 +91,7 @@ def main(
         connect,
         connect_beat,
         parent_pid=parent_pid,
+        pulse_file=ready_file,
         insecure_wire=insecure_wire,
         curve_secret=curve_secret,
         curve_server=curve_server,

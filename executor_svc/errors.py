@@ -4,12 +4,15 @@
     ├── StartupError     the service cannot start: `str(error)` is the one line the operator sees, exit status 1
     ├── EpochFault       this epoch ends; the process lives and waits for the next StartEpoch
     │   ├── PlanViolation    a plan broke the contract: it named something that does not exist or does not fit
-    │   └── ComputeFault     the device answered nonsense (not-a-number logits, a token outside the vocabulary)
+    │   └── ComputeFault     the device answered nonsense (a token outside the vocabulary)
+    │       └── NotFinite    ... not-a-number or infinite logits
     ├── RowFault         one row's parameters leave nothing to draw: its request ends, the step and the others do not
     └── Refused          the scheduler will never serve us (another model, another protocol)
 
 Anything else is a bug or a broken device: it ends the process, and the scheduler recovers by epoch.
 """
+
+from protos.stepwire.wire.v1 import step_pb2
 
 
 class ExecutorError(Exception):
@@ -21,15 +24,19 @@ class StartupError(ExecutorError):
 
 
 class EpochFault(ExecutorError):
-    pass
+    kind = step_pb2.FAULT_KIND_UNSPECIFIED
 
 
 class PlanViolation(EpochFault):
-    pass
+    kind = step_pb2.FAULT_KIND_PLAN_REFUSED
 
 
 class ComputeFault(EpochFault):
-    pass
+    kind = step_pb2.FAULT_KIND_COMPUTE
+
+
+class NotFinite(ComputeFault):
+    kind = step_pb2.FAULT_KIND_NOT_FINITE
 
 
 class RowFault(ExecutorError):

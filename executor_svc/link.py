@@ -7,9 +7,10 @@ that a long step is told from a dead process. Knows nothing of rows, blocks or m
         while (event := link.receive()) is not None:
             match event:
                 case EpochStarted(): ...forget every row...
-                case StepPlan(): ...compute...; link.send_result(result)   # or link.fault("why")
+                case StepPlan(): ...compute...; link.send_result(result)   # or link.fault("why", kind)
 """
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -46,25 +47,28 @@ POLL_EVERY_S = 0.1
 SEEK_EVERY_S = 0.02
 # sysexits' EX_SOFTWARE: the device hangs, only a new process helps.
 EXIT_HUNG = 70
+# At an end by an error: what the scheduler is told about it may take so long to leave.
+LAST_WORDS_S = 0.5
 
 
 class LinkClosed(ExecutorError):
-    """The parent process is gone, or the scheduler is and `fence_exit` asks for an end."""
+    """The parent process is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
     endpoint: str
     beat_endpoint: str
-    # Silence of the scheduler after which a serving executor ends its epoch.
+    # Silence of the scheduler after which a serving executor fences itself: the epoch is over, no plan of it runs and
+    # no result of it leaves.
     fence_after_s: float = 5.0
-    # End the process then, instead of seeking a scheduler again.
-    fence_exit: bool = False
     # Silence after which a process still busy with one step counts as hung and ends itself: its scheduler has given it
     # up. Long, because a long step may outlive a scheduler.
     hung_after_s: float = 20.0
     # End when this is no longer our parent. None: do not look.
     parent_pid: int | None = None
+    # Renewed with every heartbeat, for whoever watches over this process. None: nobody does.
+    pulse_file: Path | None = None
     insecure_wire: bool = False
     # CURVE certificate files: our own secret one, and the scheduler's public one.
     curve_secret: Path | None = None
@@ -78,7 +82,7 @@ class ExecutorLink:
         hello.instance_id = self.instance_id
         hello.protocol_version = PROTOCOL_VERSION
         hello.oldest_protocol_version = OLDEST_PROTOCOL_VERSION
-        self._hello = step_pb2.FromExecutor(hello=hello).SerializeToString()
+        self._hello = step_pb2.FromExecutor(hello=hello)
         self._settings = settings
         self._state = ProtocolState()
         self._stopping = False
@@ -94,14 +98,15 @@ class ExecutorLink:
         self._heart.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(0.0 if kind is None else LAST_WORDS_S)
 
-    def close(self) -> None:
+    def close(self, linger_s: float = 0.0) -> None:
+        """`linger_s`: how long what was said last may still take to leave."""
         self._heart.stop()
         self._socket.disable_monitor()
         self._monitor.close()
-        self._socket.close()
+        self._socket.close(linger=round(linger_s * 1000))
         self._context.term()
 
     def stop(self) -> None:
@@ -133,11 +138,11 @@ class ExecutorLink:
         if self._state.accepts(result):
             self._send(step_pb2.FromExecutor(result=result).SerializeToString())
 
-    def fault(self, message: str) -> None:
+    def fault(self, message: str, kind: "step_pb2.FaultKind") -> None:
         """This side cannot go on with the epoch: the device failed, or a plan broke the contract."""
         self._heart.step_ended()
         logger.error("epoch_faulted epoch=%d step=%d reason=%r", self._state.epoch, self._state.last_step, message)
-        self._send_fault(self._state.fault(message))
+        self._send_fault(self._state.fault(message, kind))
 
     def _take(self) -> EpochStarted | step_pb2.StepPlan | None:
         message = self._decode(self._socket.recv_multipart())
@@ -189,13 +194,16 @@ class ExecutorLink:
             self._end_epoch("another scheduler answers")
         if now - heart.last_heard > self._settings.fence_after_s and self._state.fence():
             self._end_epoch(f"heard nothing from the scheduler for {self._settings.fence_after_s:g} s")
-            if self._settings.fence_exit:
-                raise LinkClosed("the scheduler is silent and fence-exit is set")
         parent = self._settings.parent_pid
         if parent is not None and os.getppid() != parent:
             raise LinkClosed("the parent process is gone")
-        if not self._state.serving and now >= self._next_hello and self._send(self._hello):
+        if not self._state.serving and now >= self._next_hello and self._say_hello():
             self._next_hello = now + HELLO_EVERY_S
+
+    def _say_hello(self) -> bool:
+        hello = self._hello.hello
+        hello.boot_id, hello.epoch = self._state.boot_id, self._state.epoch
+        return self._send(self._hello.SerializeToString())
 
     def _send_fault(self, fault: step_pb2.Fault) -> None:
         self._send(step_pb2.FromExecutor(fault=fault).SerializeToString())
@@ -266,6 +274,8 @@ class Heart:
                     self._end_process(EXIT_HUNG)
                     return
                 self._beat(socket)
+                if self._settings.pulse_file is not None:
+                    renew(self._settings.pulse_file)
                 deadline = time.monotonic() + BEAT_EVERY_S
                 while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
                     if socket.poll(round(min(left, POLL_EVERY_S) * 1000)):
@@ -298,6 +308,12 @@ class Heart:
             self.last_heard = time.monotonic()
 
 
+def renew(path: Path) -> None:
+    """Sets its modification time to now."""
+    with contextlib.suppress(OSError):  # not written yet, or the supervisor has cleaned up: nobody looks at it
+        os.utime(path)
+
+
 def check_endpoint(endpoint: str, settings: LinkSettings) -> None:
     """Plain tcp leaves this host only when asked for by name."""
     if settings.curve_server is not None or settings.insecure_wire or not endpoint.startswith("tcp://"):
@@ -326,13 +342,23 @@ def _connect(context: zmq.Context, endpoint: str, settings: LinkSettings) -> zmq
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.setsockopt(zmq.IPV6, 1)
     try:
-        if settings.curve_server is not None:
-            if settings.curve_secret is None:
-                raise StartupError("--curve-server needs --curve-secret, this executor's own key")
-            socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(settings.curve_secret)
-            socket.curve_serverkey = zmq.auth.load_certificate(settings.curve_server)[0]
+        if endpoint.startswith("tcp://"):
+            _use_curve(socket, settings)
         socket.connect(endpoint)
     except (zmq.ZMQError, OSError, ValueError) as error:
         socket.close()
         raise StartupError(f"cannot connect to {endpoint}: {error}") from error
     return socket
+
+
+def _use_curve(socket: zmq.Socket, settings: LinkSettings) -> None:
+    own, server = settings.curve_secret, settings.curve_server
+    if own is None and server is None:
+        return
+    if own is None or server is None:
+        raise StartupError("--curve-secret, this executor's own key, and --curve-server go together: give both")
+    public, secret = zmq.auth.load_certificate(own)
+    if secret is None:
+        raise StartupError(f"{own} holds no secret key: give the .key_secret file")
+    socket.curve_publickey, socket.curve_secretkey = public, secret
+    socket.curve_serverkey = zmq.auth.load_certificate(server)[0]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from protos.stepwire.wire.v1 import step_pb2
 
-PROTOCOL_VERSION = 1
+# 2: the hello names the epoch we have known, faults have a kind. A scheduler of the version before ignores both.
+PROTOCOL_VERSION = 2
 OLDEST_PROTOCOL_VERSION = 1
 
 
@@ -75,14 +76,17 @@ class ProtocolState:
         expected = (self.boot_id, self.epoch, self.last_step + 1)
         got = (plan.boot_id, plan.epoch, plan.step_id)
         if got != expected:
-            return Violation(self.fault(f"plan (boot, epoch, step) is {got}, expected {expected}"))
+            message = f"plan (boot, epoch, step) is {got}, expected {expected}"
+            return Violation(self.fault(message, step_pb2.FAULT_KIND_PLAN_REFUSED))
         self.last_step = plan.step_id
         return plan
 
-    def fault(self, message: str) -> step_pb2.Fault:
+    def fault(self, message: str, kind: "step_pb2.FaultKind") -> step_pb2.Fault:
         """Ends the epoch from this side."""
         self.serving = False
-        return step_pb2.Fault(boot_id=self.boot_id, epoch=self.epoch, step_id=self.last_step, message=message)
+        return step_pb2.Fault(
+            boot_id=self.boot_id, epoch=self.epoch, step_id=self.last_step, message=message, kind=kind
+        )
 
     def on_scheduler_boot(self, boot_id: int) -> bool:
         """Which scheduler answers our heartbeats. True: not the one we serve, so the epoch is over."""

@@ -19,9 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from executor_svc.constraints import Grammars
-from executor_svc.errors import ComputeFault, PlanViolation
+from executor_svc.errors import ComputeFault, NotFinite, PlanViolation
 from executor_svc.sampling import SamplingTable
 from protos.stepwire.wire.v1 import step_pb2
+
+# What a device draws where the logits are not finite.
+NO_NUMBER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,8 @@ class RowTable:
         sampled = work.rows[work.samples]
         if len(token_ids) != len(sampled):
             raise ComputeFault(f"the backend drew {len(token_ids)} tokens for {len(sampled)} rows")
+        if (token_ids == NO_NUMBER).any():
+            raise NotFinite("the model's logits are not finite")
         if token_ids.size and (token_ids.min() < 0 or token_ids.max() >= self.geometry.vocab_size):
             raise ComputeFault("the backend drew a token outside the vocabulary")
         self.num_computed[work.rows] += work.num_tokens

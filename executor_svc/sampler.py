@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from executor_svc.backends.base import StepOutput
-from executor_svc.errors import ComputeFault, RowFault
+from executor_svc.errors import NotFinite, RowFault
 from executor_svc.masks import NOTHING_LEFT, permitted
 from executor_svc.noise import NoiseSource, draw_key, exponential
 from executor_svc.race import Race
@@ -42,7 +42,7 @@ class Sampler:
         token_ids = logits.argmax(axis=1)
         largest = np.take_along_axis(logits, token_ids[:, None], axis=1)[:, 0]
         if not np.isfinite(largest).all():  # argmax finds not-a-number first
-            raise ComputeFault("the model's logits are not finite")
+            raise NotFinite("the model's logits are not finite")
         token_ids = token_ids.astype(np.int32)
         parameters = batch.parameters
         adjusted: dict[int, np.ndarray] = {}
@@ -214,10 +214,10 @@ def row_logprobs(logits: np.ndarray, token: int, num_top: int, row: int) -> step
 
 
 def score(logits: np.ndarray, scoring: Scoring) -> list[step_pb2.PromptLogprobs]:
-    """logits: float32 [P, vocab_size] of the scored tokens. Raises ComputeFault."""
+    """logits: float32 [P, vocab_size] of the scored tokens. Raises NotFinite."""
     largest = logits.max(axis=1)
     if not np.isfinite(largest).all():
-        raise ComputeFault("the model's logits are not finite")
+        raise NotFinite("the model's logits are not finite")
     log_total = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64))
     drawn = logits[np.arange(len(logits)), scoring.targets]
     ranks = (logits > drawn[:, None]).sum(axis=1) + 1

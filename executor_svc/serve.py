@@ -48,7 +48,7 @@ def describe(backend: Backend) -> str:
 
 def write_ready_file(path: Path, backend: Backend) -> None:
     """Whole or not at all: a reader never sees half of it."""
-    value = {"pid": os.getpid(), "backend": backend.name, "device": backend.device}
+    value = {"pid": os.getpid(), "backend": backend.name, "device": backend.device, "pulse": True}
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:

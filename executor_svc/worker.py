@@ -1,8 +1,8 @@
 """The loop: receive a plan, apply, copy, batch, run, append, answer. A step that scores a long prompt runs in passes.
 
 The worker decides nothing and knows no transport: a link hands it epochs and, strictly in order, plans. A plan that
-breaks the contract and nonsense from the device end the epoch with a fault. Any other exception leaves serve(): the
-process ends and the scheduler recovers by epoch.
+breaks the contract and nonsense from the device end the epoch with a fault. Any other exception, every error of the
+device among them, leaves serve() after a last fault: the process ends and the scheduler recovers by epoch.
 """
 
 import time
@@ -24,7 +24,7 @@ class Link(Protocol):
 
     def send_result(self, result: step_pb2.StepResult) -> None: ...
 
-    def fault(self, message: str) -> None:
+    def fault(self, message: str, kind: "step_pb2.FaultKind") -> None:
         """Ends the epoch from this side: no plan comes until the next one begins."""
 
 
@@ -42,7 +42,11 @@ class Worker:
             try:
                 result = self.execute(event)
             except EpochFault as fault:
-                link.fault(str(fault))
+                link.fault(str(fault), fault.kind)
+            except Exception as error:
+                # Whatever it is, this process ends by it. The scheduler need not wait to find out.
+                link.fault(f"the process ends: {type(error).__name__}", step_pb2.FAULT_KIND_CRASH)
+                raise
             else:
                 link.send_result(result)
 

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from scheduler_svc.client.config import DEFAULT_ADDRESS, Access, Address, ApiKey, TlsCa, TlsCert, TlsKey
 from scheduler_svc.errors import StartupError
+from scheduler_svc.keys_command import keys
 from scheduler_svc.supervisor.options import OPTIONS, Option
 
 app = typer.Typer(
@@ -109,7 +111,6 @@ def executor(context: typer.Context) -> None:
     _become("executor_svc", context.args)
 
 
-Address = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="A frontend.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of output; unset: all that fit.")]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", min=0, max=2, help="0: greedy. Unset: the model's.")
@@ -117,7 +118,6 @@ Temperature = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Draw the same again.")]
 TopP = Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="Draw from the likeliest of this share.")]
 TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Draw from this many; 0: from all.")]
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 INTERRUPTED = 130
 
 
@@ -140,6 +140,10 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message.")] = False,
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
 ) -> None:
     """One streamed completion. Exit status: 0, 1 for an error, 130 after Ctrl-C."""
     from protos.stepwire.inference.v1 import inference_pb2 as pb
@@ -153,7 +157,7 @@ def generate(
         stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos),
     )
     try:
-        generate(address, request, _write, as_json=as_json)
+        generate(address, request, _write, as_json=as_json, access=Access(api_key, tls_ca, tls_cert, tls_key))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
@@ -172,6 +176,10 @@ def chat(
     top_k: TopK = None,
     seed: Seed = None,
     stats: Annotated[bool, typer.Option("--stats", help="Show time to first token and tokens/s.")] = False,
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
 ) -> None:
     """A conversation in the terminal, streaming."""
     # Importing it gives input() line editing and a history.
@@ -185,14 +193,17 @@ def chat(
         stopping=pb.StoppingCriteria(max_tokens=max_tokens),
         messages=[pb.ChatMessage(role="system", content=system)] if system else [],
     )
-    chat(address, template, input, _write, stats=stats)
+    chat(address, template, input, _write, stats=stats, access=Access(api_key, tls_ca, tls_cert, tls_key))
 
 
 @app.command()
 def bench(
     *,
     targets: Annotated[
-        str, typer.Option("--targets", "--address", help="HOST:PORT of each frontend, with commas.")
+        str,
+        typer.Option(
+            "--targets", "--address", envvar="STEPWIRE_ADDRESS", help="HOST:PORT of each frontend, with commas."
+        ),
     ] = DEFAULT_ADDRESS,
     streams: Annotated[int, typer.Option("--streams", min=1, max=65536, help="Closed loop: requests at once.")] = 16,
     rate: Annotated[float | None, typer.Option("--rate", help="Open loop: requests a second, Poisson.")] = None,
@@ -207,6 +218,10 @@ def bench(
     temperature: Annotated[float, typer.Option("--temperature", min=0, max=2, help="0: greedy.")] = 0.0,
     slo: Annotated[str, typer.Option("--slo", help='Objectives in ms for goodput: "ttft:500 itl:50".')] = "",
     json_file: Annotated[str, typer.Option("--json", help="Write every figure and request here.")] = "",
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
 ) -> None:
     """Put load on frontends and measure.
 
@@ -228,6 +243,7 @@ def bench(
         slo=parse_slo(slo),
         trace=Path(trace) if trace else None,
         json_file=Path(json_file) if json_file else None,
+        access=Access(api_key, tls_ca, tls_cert, tls_key),
     )
     try:
         results = run(plan)
@@ -242,30 +258,57 @@ def health(
     *,
     address: Address = DEFAULT_ADDRESS,
     service: Annotated[str, typer.Option("--service", help="A service's full name; empty: the whole server.")] = "",
+    metrics: Annotated[
+        str, typer.Option("--metrics", metavar="HOST:PORT", help="Instead: does a process answer on its metrics port?")
+    ] = "",
+    live: Annotated[bool, typer.Option("--live", help="Only whether the frontend lives, for liveness probes.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait.")] = 5.0,
+    api_key: ApiKey = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
 ) -> None:
-    """Exit status 0 when the frontend is SERVING."""
-    from scheduler_svc.client.health import advice, status
+    """Exit status 0 when the frontend is SERVING: a request would be computed. With --live: when it answers at all.
 
-    answer = status(address, service, timeout)
+    With --metrics: when that process, whichever service it is, answers on its metrics port.
+    """
+    if metrics:
+        from scheduler_svc.client.alive import answers_metrics
+
+        print(answers_metrics(metrics, timeout))
+        return
+    from scheduler_svc.client.health import LIVENESS, advice, status
+
+    service = LIVENESS if live else service
+    answer = status(address, service, timeout, Access(api_key, tls_ca, tls_cert, tls_key))
     print(answer)
     if hint := advice(answer, address, service):
         print(f"stepwire: {hint}", file=sys.stderr)
     raise typer.Exit(0 if answer == "SERVING" else 1)
 
 
+app.add_typer(keys, name="keys")
 model = typer.Typer(help="The model cache: $STEPWIRE_CACHE, else the XDG cache directory.", no_args_is_help=True)
 app.add_typer(model, name="model")
 ModelSpec = Annotated[str, typer.Argument(help="A directory, a .gguf file or a hub id; nothing: the default model.")]
 
 
 @model.command()
-def fetch(spec: ModelSpec = "") -> None:
+def fetch(
+    spec: ModelSpec = "",
+    link: Annotated[str, typer.Option("--link", metavar="PATH", help="Make this symbolic link point to it.")] = "",
+) -> None:
     """Get what serving a model needs; print its directory."""
+    from pathlib import Path
+
+    from scheduler_svc.models.atomic import point_link
     from scheduler_svc.models.progress import RichProgress
     from scheduler_svc.models.store import resolve_model
 
-    print(resolve_model(spec, RichProgress()))
+    directory = resolve_model(spec, RichProgress())
+    if link:
+        point_link(Path(link), directory)
+    print(directory)
 
 
 @model.command(name="list")

@@ -122,6 +122,16 @@ StepTimeout = Annotated[
         help="Seconds a step may take at least before its executor counts as hung.",
     ),
 ]
+MaxExecutorDeaths = Annotated[
+    int,
+    typer.Option(
+        "--max-executor-deaths",
+        envvar="STEPWIRE_MAX_EXECUTOR_DEATHS",
+        min=3,
+        max=100,
+        help="A request that was at work in so many deaths of executors, the last one alone, ends with INTERNAL.",
+    ),
+]
 MetricsHost = Annotated[
     str, typer.Option("--metrics-host", envvar="STEPWIRE_METRICS_HOST", help="Address of the metrics endpoint.")
 ]
@@ -154,6 +164,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     drain_timeout_s: float = 30.0
     step_timeout_s: float = 5.0
+    max_executor_deaths: int = 4
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     ready_file: Path | None = None
@@ -166,6 +177,7 @@ class SchedulerConfig:
             pipeline_depth=self.pipeline_depth,
             prefix_caching=self.prefix_caching,
             hash_key=hash_key,
+            max_executor_deaths=self.max_executor_deaths,
         )
 
 
@@ -202,14 +214,15 @@ def check_environment(known: Iterable[str], environ: Mapping[str, str] = os.envi
 
 # fmt: off
 _NAMES = (
-    "API_KEYS", "BACKEND", "BIND_BEAT", "BIND_EXECUTOR", "BIND_FRONTEND", "BLOCK_SIZE", "CACHE", "CONNECT",
-    "CONNECT_BEAT", "CURVE_CLIENTS", "CURVE_SECRET", "CURVE_SERVER", "DRAIN_TIMEOUT", "DTYPE",
-    "ENABLE_PREFIX_CACHING", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE",
-    "JOURNAL", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS",
-    "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT", "MODEL",
-    "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESUME_LIMIT", "RUNTIME_DIR",
-    "SERVED_MODEL_NAME", "STEP_TIMEOUT", "SIM_KV_US", "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "THREADS",
-    "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY", "VERBOSE",
+    "ADDRESS", "API_KEY", "API_KEYS", "BACKEND", "BIND_BEAT", "BIND_EXECUTOR", "BIND_FRONTEND", "BLOCK_SIZE", "CACHE",
+    "CONNECT", "CONNECT_BEAT", "CURVE_CLIENTS", "CURVE_SECRET", "CURVE_SERVER", "DRAIN_TIMEOUT", "DTYPE",
+    "ENABLE_PREFIX_CACHING", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE", "JOURNAL",
+    "JOURNAL_LIMIT", "JOURNAL_UNMASKED", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_EXECUTOR_DEATHS", "MAX_MODEL_LEN",
+    "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS", "MAX_WAITING", "MAX_WAITING_TOKENS", "METRICS_HOST", "METRICS_PORT",
+    "MODEL", "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESTART_LIMIT",
+    "RESTART_WINDOW", "RESUME_LIMIT", "RUNTIME_DIR", "SERVED_MODEL_NAME", "SILENCE_LIMIT", "SIM_FAULT", "SIM_KV_US",
+    "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "STEP_TIMEOUT", "THREADS", "TLS_CA", "TLS_CERT", "TLS_CLIENT_CA",
+    "TLS_KEY", "VERBOSE",
 )
 # fmt: on
 # Read by one service or another: one environment may serve them all. A test compares this with the options there are.

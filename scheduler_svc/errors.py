@@ -8,15 +8,18 @@
     │   ├── QueueFull           overload: come back after `retry_after_s`
     │   ├── Unavailable         draining, or the scheduler or executor is away: come back after `retry_after_s`
     │   ├── DeadlineExceeded
+    │   ├── Unauthenticated     no API key, or one that is not valid
     │   ├── Unimplemented       a feature this build does not have
     │   └── RequestFailed       our fault: INTERNAL
-    ├── ExecutorError           the epoch ends, every request lives on
+    ├── ExecutorError           the epoch ends, every request lives on; `reason` says in a word why
     │   ├── ExecutorLost        gone, silent or too slow
     │   └── ProtocolViolation   it said something that its plans do not explain
     └── StartupError            the service cannot start: one line saying what to do, exit status 1
 
 A bug is none of these: it is an `assert`, it ends the process, and the tier above recovers.
 """
+
+from enum import StrEnum
 
 
 class StepwireError(Exception):
@@ -59,6 +62,10 @@ class DeadlineExceeded(RequestError):
     status = "DEADLINE_EXCEEDED"
 
 
+class Unauthenticated(RequestError):
+    status = "UNAUTHENTICATED"
+
+
 class Unimplemented(RequestError):
     status = "UNIMPLEMENTED"
 
@@ -82,16 +89,40 @@ REQUEST_ERRORS: dict[str, type[RequestError]] = {
 }
 
 
+class EndReason(StrEnum):
+    """Why an epoch ended."""
+
+    # It cannot be told whether the process ended, was killed or its host went: the connection did.
+    CONNECTION = "connection"
+    HEARTBEAT = "heartbeat"
+    STEP_TIMEOUT = "step_timeout"
+    NOT_READING = "not_reading"
+    HELLO_AGAIN = "hello_again"
+    BAD_FRAME = "bad_frame"
+    BAD_RESULT = "bad_result"
+    DIGEST = "digest"
+    # What executors report of themselves.
+    PLAN_REFUSED = "plan_refused"
+    NOT_FINITE = "not_finite"
+    BAD_COMPUTE = "bad_compute"
+    CRASH = "crash"
+    FAULT = "fault"
+
+
 class ExecutorError(StepwireError):
-    pass
+    reason = EndReason.FAULT
+
+    def __init__(self, message: str, reason: EndReason | None = None):
+        super().__init__(message)
+        self.reason = reason or self.reason
 
 
 class ExecutorLost(ExecutorError):
-    pass
+    reason = EndReason.CONNECTION
 
 
 class ProtocolViolation(ExecutorError):
-    pass
+    reason = EndReason.BAD_RESULT
 
 
 class StartupError(StepwireError):

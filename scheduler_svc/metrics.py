@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.contract import Cause, Finished, Output, Stats
-from scheduler_svc.errors import StartupError
+from scheduler_svc.errors import EndReason, StartupError
 
 _MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _STEP = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
@@ -56,7 +56,7 @@ class SchedulerMetrics:
         self._prompt = counter("stepwire_prompt_tokens", "Prompt tokens of admitted requests.", ("source",))
         self._generated = counter("stepwire_generation_tokens", "Tokens committed.")
         self._requests = counter("stepwire_requests", "Choices that ended.", ("finish_reason",))
-        self._epochs_ended = counter("stepwire_epochs_ended", "Times the serving executor was lost.")
+        self._epochs_ended = counter("stepwire_epochs_ended", "Times the serving executor was lost.", ("reason",))
         self._bad_frames = counter("stepwire_bad_frames", "Frames dropped because they cannot be read.", ("link",))
         self._stale = counter("stepwire_stale_results", "Executor frames dropped: of another epoch, or repeated.")
         self._plan_bytes = Histogram("stepwire_plan_bytes", "Size of a plan.", buckets=_BYTES, registry=registry)
@@ -80,6 +80,8 @@ class SchedulerMetrics:
             self._requests.labels(reason)
         for link in ("frontend", "executor", "beat"):
             self._bad_frames.labels(link)
+        for end in EndReason:
+            self._epochs_ended.labels(end)
 
     def serve(self, host: str, port: int) -> int:
         """Answers GET /metrics from a thread of its own; returns the port."""
@@ -126,8 +128,8 @@ class SchedulerMetrics:
         cause = Cause.STOP if by_stop_string and finished.cause == Cause.CANCELLED else finished.cause
         self._requests.labels(cause.name.lower()).inc()
 
-    def epoch_ended(self) -> None:
-        self._epochs_ended.inc()
+    def epoch_ended(self, reason: EndReason) -> None:
+        self._epochs_ended.labels(reason).inc()
         # Waiting for a new executor is not a gap between two tokens of one step and the next.
         self._committed_at = None
 

@@ -42,6 +42,7 @@ class Service:
         drain_timeout_s: float,
         metrics: SchedulerMetrics,
         bad_frames: BadFrames,
+        pulse: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
@@ -51,6 +52,7 @@ class Service:
         self._drain_timeout_s = drain_timeout_s
         self._metrics = metrics
         self._bad_frames = bad_frames
+        self._pulse = pulse
         self._clock = clock
         self._poller = Poller(frontends.socket, executors.socket, executors.beat_socket, executors.monitor)
         self._outputs: list[Output] = []
@@ -154,7 +156,7 @@ class Service:
     def _end_epoch(self, error: ExecutorError, now: float) -> None:
         self._executors.end_epoch(str(error), now)
         self._core.executor_lost()
-        self._metrics.epoch_ended()
+        self._metrics.epoch_ended(error.reason)
 
     def _begin_epoch(self, now: float) -> None:
         executor = self._executors.next_executor(now)
@@ -219,6 +221,8 @@ class Service:
             self._core.check()
         if now >= self._metrics_at or (is_idle and not self._was_idle):
             self._metrics_at = now + METRICS_EVERY_S
+            if self._pulse is not None:
+                self._pulse()
             self._metrics.update(self._core.stats())
             self._metrics.update_links(
                 sessions=self._frontends.num_sessions,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from executor_svc.backends.base import Backend
+from executor_svc.backends.injected_fault import InjectedFault
 from executor_svc.backends.simulated import SLOT_BYTES, SimulatedBackend, StepTime
 from executor_svc.config import BackendChoice, ExecutorConfig
 from executor_svc.errors import StartupError
@@ -81,7 +82,9 @@ def make_simulated(config: ExecutorConfig, startup: Startup) -> SimulatedBackend
         kv_dtype="int32",
         fingerprint=fingerprint(config.model),
     )
-    return SimulatedBackend(geometry, identity, StepTime(settings.step_us, settings.token_us, settings.kv_us))
+    step_time = StepTime(settings.step_us, settings.token_us, settings.kv_us)
+    fault = InjectedFault.parse(settings.fault) if settings.fault else None
+    return SimulatedBackend(geometry, identity, step_time, fault)
 
 
 def _integer(described: dict, name: str) -> int | None:

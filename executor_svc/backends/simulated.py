@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from executor_svc.backends.base import StepOutput
+from executor_svc.backends.injected_fault import InjectedFault
 from executor_svc.batch import ForwardBatch
 from executor_svc.errors import ComputeFault, RowFault
 from executor_svc.masks import permitted
@@ -67,11 +68,16 @@ class SimulatedBackend:
     device = "none"
 
     def __init__(
-        self, geometry: step_pb2.Geometry, identity: step_pb2.ModelIdentity, step_time: StepTime | None = None
+        self,
+        geometry: step_pb2.Geometry,
+        identity: step_pb2.ModelIdentity,
+        step_time: StepTime | None = None,
+        fault: InjectedFault | None = None,
     ):
         self.geometry = geometry
         self.identity = identity
         self._step_time = step_time or StepTime()
+        self._fault = fault
         shape = (geometry.num_blocks, geometry.block_size)
         self._tokens = np.zeros(shape, np.uint64)  # id + 1
         self._positions = np.full(shape, -1, np.int32)
@@ -91,6 +97,8 @@ class SimulatedBackend:
 
     def run(self, batch: ForwardBatch) -> StepOutput:
         started = time.perf_counter()
+        if self._fault is not None:
+            self._fault.strike(batch.token_ids)
         self._tokens.reshape(-1)[batch.slot_mapping] = batch.token_ids.astype(np.uint64) + np.uint64(1)
         self._positions.reshape(-1)[batch.slot_mapping] = batch.positions
         contexts = self._contexts(batch.block_tables[batch.sampled], batch.seq_lens[batch.sampled])

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from scheduler_svc.client.bench_report import comparison, headline, table, title
+from scheduler_svc.client.config import Access
+from scheduler_svc.client.connection import OPEN
 from scheduler_svc.client.load import Sending, Target
 from scheduler_svc.client.measure import Record, as_row, summarise
 from scheduler_svc.client.workload import Job, Room, Shape, make_jobs, read_trace
@@ -28,6 +30,8 @@ class Bench:
     trace: Path | None = None
     num_warmup: int = 4
     json_file: Path | None = None
+    # Not part of the sending: what is written of a run must not hold the key.
+    access: Access = OPEN
 
 
 def bench(plan: Bench) -> list[dict[str, Any]]:
@@ -53,7 +57,7 @@ async def _measure(address: str, plan: Bench) -> dict[str, Any]:
     watched = console.is_terminal
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not watched) as bars:
         meter = Meter(bars)
-        async with Target(address, plan.sending, meter.heard) as target:
+        async with Target(address, plan.sending, meter.heard, plan.access) as target:
             model, room = await target.describe()
             meter.begin(f"{address}: warming up", 0)
             await target.run(_warmup(plan, room))

@@ -8,7 +8,8 @@ import grpc
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from scheduler_svc.client.connection import connect, explain
+from scheduler_svc.client.config import Access
+from scheduler_svc.client.connection import OPEN, connect, explain
 from scheduler_svc.client.generate import Write
 
 HELP = "Ctrl-C stops an answer, Ctrl-D ends, /help shows the commands."
@@ -25,13 +26,22 @@ ANSWER_TIMEOUT_S = 10.0
 Read = Callable[[str], str]
 
 
-def chat(address: str, template: pb.ChatRequest, read: Read, write: Write, *, stats: bool = False) -> None:
+def chat(
+    address: str,
+    template: pb.ChatRequest,
+    read: Read,
+    write: Write,
+    *,
+    stats: bool = False,
+    access: Access = OPEN,
+) -> None:
     """`template` holds everything but the conversation, and its system message if there is one."""
-    with connect(address) as channel:
+    with connect(address, access) as channel:
         # Better now than after the first message that nothing answers.
-        model = InferenceServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=ANSWER_TIMEOUT_S)
+        stub = InferenceServiceStub(channel)
+        model = stub.GetModel(pb.GetModelRequest(), timeout=ANSWER_TIMEOUT_S, metadata=access.metadata)
         write(f"{model.model} on {address}. {HELP}\n")
-        conversation = Conversation(channel, address, template, write, stats)
+        conversation = Conversation(stub, address, template, write, stats, access)
         while (text := read_message(read, write)) is not None:
             if text.startswith("/") and "\n" not in text:
                 conversation.command(text)
@@ -89,8 +99,17 @@ class Turn:
 class Conversation:
     """The messages so far, and the way to add to them."""
 
-    def __init__(self, channel: grpc.Channel, address: str, template: pb.ChatRequest, write: Write, stats: bool):
-        self._stub = InferenceServiceStub(channel)
+    def __init__(
+        self,
+        stub: InferenceServiceStub,
+        address: str,
+        template: pb.ChatRequest,
+        write: Write,
+        stats: bool,
+        access: Access,
+    ):
+        self._stub = stub
+        self._access = access
         self._address = address
         self._template = template
         self._write = write
@@ -131,7 +150,7 @@ class Conversation:
         del request.messages[:]
         request.messages.extend(messages)
         started = time.perf_counter()
-        call = self._stub.Chat(request)
+        call = self._stub.Chat(request, metadata=self._access.metadata)
         parts: list[str] = []
         try:
             for message in call:
@@ -146,7 +165,7 @@ class Conversation:
         except grpc.RpcError as error:
             if error.code() in FATAL:
                 raise
-            self._write(f"\n[{explain(error, self._address)}]\n")
+            self._write(f"\n[{explain(error, self._address, self._access)}]\n")
             return None
         self._write("\n")
         return "".join(parts)

@@ -3,15 +3,19 @@
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scheduler_svc.client.connection import nothing_answers
+from scheduler_svc.client.config import Access
+from scheduler_svc.client.connection import OPEN, channel, nothing_answers
+
+# As frontends name it.
+LIVENESS = "liveness"
 
 
-def status(address: str, service: str, timeout_s: float) -> str:
+def status(address: str, service: str, timeout_s: float, access: Access = OPEN) -> str:
     """The health status by name, or the gRPC status when there was no answer."""
-    with grpc.insecure_channel(address) as channel:
+    with channel(address, access) as opened:
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+            reply = health_pb2_grpc.HealthStub(opened).Check(request, timeout=timeout_s)
         except grpc.RpcError as error:
             return str(error.code().name)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))

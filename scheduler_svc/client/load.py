@@ -10,7 +10,8 @@ import grpc
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from scheduler_svc.client.connection import explain
+from scheduler_svc.client.config import Access
+from scheduler_svc.client.connection import OPEN, aio_channel, explain
 from scheduler_svc.client.measure import Record
 from scheduler_svc.client.workload import Job, Room
 from scheduler_svc.errors import StartupError
@@ -32,8 +33,9 @@ class Sending:
 class Target:
     """One address. `heard(record, num_new_tokens)` is called for each message and, with 0, at the end of a stream."""
 
-    def __init__(self, address: str, sending: Sending, heard: Heard):
+    def __init__(self, address: str, sending: Sending, heard: Heard, access: Access = OPEN):
         self.address = address
+        self._access = access
         self._sending = sending
         self._heard = heard
         self._start = 0.0
@@ -41,7 +43,7 @@ class Target:
         self._salt = secrets.token_hex(8)
 
     async def __aenter__(self) -> "Target":
-        self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        self._channel = aio_channel(self.address, self._access, CHANNEL_OPTIONS)
         self._stub = InferenceServiceStub(self._channel)
         return self
 
@@ -50,9 +52,9 @@ class Target:
 
     async def describe(self) -> tuple[pb.GetModelResponse, Room]:
         try:
-            model = await self._stub.GetModel(pb.GetModelRequest(), timeout=10.0)
+            model = await self._stub.GetModel(pb.GetModelRequest(), timeout=10.0, metadata=self._access.metadata)
         except grpc.RpcError as error:
-            raise StartupError(explain(error, self.address)) from None
+            raise StartupError(explain(error, self.address, self._access)) from None
         return model, Room(model.vocab_size, model.max_model_len)
 
     async def run(self, jobs: list[Job]) -> list[Record]:
@@ -94,7 +96,8 @@ class Target:
             cache_salt=self._salt,
         )
         try:
-            async for message in self._stub.Generate(request, timeout=self._sending.timeout_s):
+            call = self._stub.Generate(request, timeout=self._sending.timeout_s, metadata=self._access.metadata)
+            async for message in call:
                 self._note(record, message)
             if record.num_output != job.num_output:
                 record.error = "SHORT"

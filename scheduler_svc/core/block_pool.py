@@ -16,8 +16,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 
+def forget_nothing(blocks: list[int]) -> None:
+    """No block has a name."""
+
+
 class BlockPool:
-    def __init__(self, num_blocks: int, forget: Callable[[list[int]], None] = lambda blocks: None):
+    def __init__(self, num_blocks: int, forget: Callable[[list[int]], None] = forget_nothing):
         self.num_blocks = num_blocks
         self._forget = forget
         # Block tables that hold the block.

@@ -13,7 +13,7 @@ from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.contract import Output
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.errors import ProtocolViolation
+from scheduler_svc.errors import EndReason, ProtocolViolation
 
 I4, U4 = np.dtype("<i4"), np.dtype("<u4")
 
@@ -156,7 +156,8 @@ def _checked(epoch: Epoch, result: step_pb2.StepResult) -> tuple[Step, np.ndarra
     if (result.num_rows, result.num_stored_tokens) != (step.num_rows, step.num_stored):
         raise ProtocolViolation(
             f"step {step.step_id} left {result.num_rows} rows and {result.num_stored_tokens} tokens, "
-            f"planned were {step.num_rows} and {step.num_stored}"
+            f"planned were {step.num_rows} and {step.num_stored}",
+            EndReason.DIGEST,
         )
     if len(result.token_ids) != 4 * len(step.roster.rows):
         raise ProtocolViolation(

@@ -60,6 +60,8 @@ class Limits:
     watermark: float = 0.01
     # Preempted so often, a sequence is admitted again only with its worst case reserved, and then stays.
     max_preemptions: int = 3
+    # A request that was at work in so many deaths of executors, the last one alone, ends. From 3.
+    max_executor_deaths: int = 4
     # Steps are kept short enough for running streams to see a token this often. None: as much as fits in a step.
     inter_token_target_s: float | None = None
 

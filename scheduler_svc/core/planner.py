@@ -24,6 +24,7 @@ from scheduler_svc.core.contract import Limits, Policy
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.prompt_scores import ScoredChunk
+from scheduler_svc.core.quarantine import Quarantine, first_waiting
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.rows import NEVER
 from scheduler_svc.core.sequence import Sequence, State, blocks_for, worst_case_blocks
@@ -60,9 +61,17 @@ class Placement:
 
 
 class Planner:
-    def __init__(self, limits: Limits, queue: WaitingQueue, registry: Registry, lengths: LengthHistogram):
+    def __init__(
+        self,
+        limits: Limits,
+        queue: WaitingQueue,
+        quarantine: Quarantine,
+        registry: Registry,
+        lengths: LengthHistogram,
+    ):
         self._limits = limits
         self._queue = queue
+        self._quarantine = quarantine
         self._registry = registry
         self._lengths = lengths
         self.step_time = StepTimeModel()
@@ -148,7 +157,7 @@ class Planner:
         for leader in epoch.catching_up:
             self._lead(epoch, draft, leader)
         while left > 0 and epoch.rows.num_free:
-            sequence = self._queue.head()
+            sequence = self._head()
             if sequence is None or sequence.fence > epoch.last_committed or self._is_refused(epoch, sequence):
                 break
             hits = epoch.memory.find_prefix(sequence)
@@ -163,6 +172,11 @@ class Planner:
             self._lead(epoch, draft, sequence)
             left -= self._give(epoch, draft, sequence, self._share(left, not self._queue.is_empty()))
         return left
+
+    def _head(self) -> Sequence | None:
+        """Whose turn it is; a suspect's before everybody's."""
+        suspect = self._quarantine.suspect() if self._quarantine.is_active else None
+        return self._queue.head() if suspect is None else first_waiting(suspect)
 
     def _is_refused(self, epoch: Epoch, sequence: Sequence) -> bool:
         """Whether it did not fit a moment ago, and nothing has changed since."""

@@ -14,6 +14,7 @@ from scheduler_svc.core.epoch import Epoch
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.prefix_index import root
+from scheduler_svc.core.quarantine import Quarantine
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import RequestState, Sequence, State
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
@@ -25,8 +26,9 @@ class Scheduler:
         self._door = Door(limits.policy)
         self._registry = Registry(self._door)
         self._queue = WaitingQueue(limits.policy)
+        self._quarantine = Quarantine(limits.max_executor_deaths)
         self._lengths = LengthHistogram()
-        self._planner = Planner(limits, self._queue, self._registry, self._lengths)
+        self._planner = Planner(limits, self._queue, self._quarantine, self._registry, self._lengths)
         # The last one known; it outlives its epoch so that requests can be judged while no executor is here.
         self._geometry: Geometry | None = None
         # None: no executor.
@@ -123,6 +125,8 @@ class Scheduler:
         for sequence in committed.step.final:
             if sequence.state is not State.FINISHED:
                 self._finish(sequence, Cause.LENGTH)
+        if self._quarantine.is_active:
+            self._quarantine.clear(epoch)
         return self._registry.take_events(committed.output)
 
     def take_output(self) -> Output:
@@ -143,12 +147,17 @@ class Scheduler:
     def executor_lost(self) -> None:
         if self._epoch is None:
             return
+        convicted = self._quarantine.accuse(self._epoch)
         self._epoch.lose()
         self._num_past_preemptions += self._epoch.num_preemptions
         self._epoch = None
         self._stops = None
         for sequence in self._registry.sequences.values():
             sequence.fence = 0
+        if convicted is not None:
+            message = f"executors died {convicted.num_deaths} times while they computed this request"
+            for sequence in list(convicted.sequences):
+                self._finish(sequence, Cause.FAILED, message=message)
 
     def reset(self, geometry: Geometry, boot_id: int, epoch: int) -> None:
         self.executor_lost()

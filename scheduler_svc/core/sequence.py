@@ -48,6 +48,8 @@ class RequestState:
     # Those not finished.
     sequences: "list[Sequence]" = field(default_factory=list)
     started: bool = False
+    # Deaths of executors it is accused of.
+    num_deaths: int = 0
     # The last transitions of its sequences: (step_id, choice, what happened, numbers).
     story: deque[tuple[int, int, str, tuple[int, ...]]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
@@ -93,6 +95,8 @@ class Sequence:
     num_lost_tokens: int = 0
     num_preemptions: int = 0
     num_resumes: int = 0
+    # Tokens that were, or were being, computed when its executor died; 0: it has passed that point since.
+    died_at: int = 0
 
     @property
     def request(self) -> Request:

@@ -58,6 +58,27 @@ ReadyFile = Annotated[
     Path | None,
     typer.Option("--ready-file", envvar="STEPWIRE_READY_FILE", help="Written, as JSON, once the service answers."),
 ]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", envvar="STEPWIRE_TLS_CERT", help="Certificate chain (PEM); serves TLS."),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", envvar="STEPWIRE_TLS_KEY", help="Its private key (PEM, without a password).")
+]
+TlsClientCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-client-ca",
+        envvar="STEPWIRE_TLS_CLIENT_CA",
+        help="Clients must show a certificate that this CA (PEM) signed.",
+    ),
+]
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys", envvar="STEPWIRE_API_KEYS", help="File of the keys that clients may use, see `stepwire keys`."
+    ),
+]
 CurveSecret = Annotated[
     Path | None,
     typer.Option("--curve-secret", envvar="STEPWIRE_CURVE_SECRET", help="Own secret key file: encrypts tcp endpoints."),
@@ -87,6 +108,10 @@ class FrontendConfig:
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     ready_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    api_keys: Path | None = None
     curve_secret: Path | None = None
     curve_server: Path | None = None
     insecure_wire: bool = False

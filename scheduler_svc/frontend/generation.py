@@ -82,7 +82,7 @@ class Generation:
         """With what the first message says of the request, and as many prompt logprobs as fit."""
         if self._is_first:
             self._is_first = False
-            message.request_id = self._resolved.submit.request_id
+            message.request_id = self._resolved.request_id
             message.prompt.num_tokens = len(self._resolved.prompt)
             message.prompt.num_cached_tokens = cached_tokens
         if self._prompt_logprobs:

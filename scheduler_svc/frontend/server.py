@@ -1,9 +1,12 @@
 """The gRPC server around the service: options, health, reflection, readiness, drain. Knows no requests.
 
-Health follows the whole path: SERVING means that a request handed over now would be computed.
+Health follows the whole path: SERVING means that a request handed over now would be computed. Within 5 s of a scheduler
+or an executor that stands still it is NOT_SERVING. The name "liveness" is SERVING as long as this process answers, also
+while it drains: what restarts a frontend for the state of an executor restarts everything for one fault.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -19,9 +22,12 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.stepwire.inference.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.errors import StartupError
+from scheduler_svc.frontend import api_keys, tls
+from scheduler_svc.frontend.auth import RequireKey
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.malformed import RefuseMalformed
 from scheduler_svc.frontend.service import InferenceService
+from scheduler_svc.hosts import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +58,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 # After the drain: time for the last messages to leave.
 LAST_MESSAGES_S = 0.5
+PULSE_EVERY_S = 1.0
+# The health service's name for whether this process lives, whatever is the matter with what stands behind it.
+LIVENESS = "liveness"
 
 
 class FrontendServer:
@@ -70,26 +79,50 @@ class FrontendServer:
 
     async def start(self) -> None:
         """Listens. Must run in the loop that serves."""
-        self._server = grpc.aio.server(options=OPTIONS, interceptors=[RefuseMalformed()])
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=self._interceptors())
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(NAMES, self._server)
         for name in ("", *NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-        try:
-            port = self._server.add_insecure_port(self._config.address)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise StartupError(
-                f"cannot listen on {self._config.address}: the port is in use or the address is not of this host; "
-                "choose another --port or --host"
-            )
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        port = self._listen()
         self.address = join(self._config.host, port)
         await self._server.start()
         self._session.on_change(self._health_changed.set)
         self._health_changed.set()
         self._watcher = asyncio.create_task(self._watch_health())
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """Keys are asked for before anything of a request is looked at."""
+        if self._config.api_keys is None:
+            return [RefuseMalformed()]
+        keys = api_keys.watch(self._config.api_keys)
+        if not len(keys.get()):
+            log.warning("no_keys: --api-keys holds no key yet, every call is refused; `stepwire keys make` adds one")
+        return [RequireKey(keys, self._service.metrics), RefuseMalformed()]
+
+    def _listen(self) -> int:
+        """The port."""
+        config = self._config
+        files = tls.files_of(config.tls_cert, config.tls_key, config.tls_client_ca)
+        try:
+            if files is not None:
+                port = self._server.add_secure_port(config.address, tls.server_credentials(files))
+            else:
+                port = self._server.add_insecure_port(config.address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise StartupError(
+                f"cannot listen on {config.address}: the port is in use or the address is not of this host; "
+                "choose another --port or --host"
+            )
+        if files is None and not is_loopback(config.host):
+            log.warning("plaintext: %s", _exposure(has_keys=config.api_keys is not None))
+        elif config.api_keys is None and config.tls_client_ca is None and not is_loopback(config.host):
+            log.warning("open: anybody who reaches this port may use it; give --api-keys or --tls-client-ca")
+        return port
 
     def when_serving(self, callback: Callable[[], None]) -> None:
         """Runs once, the first time that requests can be computed."""
@@ -116,8 +149,8 @@ class FrontendServer:
 
     async def drain(self) -> None:
         """NOT_SERVING at once, no new streams, time for those that run, then the end."""
+        await self._set_serving(False)
         self._is_draining = True
-        await self._health.enter_graceful_shutdown()
         log.info("draining active=%d timeout_s=%g", self._service.num_active, self._config.drain_timeout_s)
         if not await self._service.drain(self._config.drain_timeout_s):
             log.warning("drain timeout: %d streams are cut", self._service.num_active)
@@ -127,6 +160,12 @@ class FrontendServer:
         self._watcher.cancel()
         self._session.end_streams()
         await self._server.stop(LAST_MESSAGES_S)
+
+
+def _exposure(*, has_keys: bool) -> str:
+    if has_keys:
+        return "prompts, answers and API keys cross the network in the clear; give --tls-cert and --tls-key"
+    return "anybody who reaches this port may use it and read along; give --tls-cert, --tls-key and --api-keys"
 
 
 def check_ready_file(path: Path) -> None:
@@ -143,8 +182,16 @@ def write_ready_file(path: Path, address: str) -> None:
     """A reader sees the whole object or none."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
-        json.dump({"grpc": address, "pid": os.getpid()}, file)
+        json.dump({"grpc": address, "pid": os.getpid(), "pulse": True}, file)
     os.replace(name, path)
+
+
+async def renew_for_ever(path: Path) -> None:
+    """Its modification time is the sign of life of this process: that of the loop that serves."""
+    while True:
+        with contextlib.suppress(OSError):  # not written yet, or the supervisor has cleaned up: nobody looks at it
+            os.utime(path)
+        await asyncio.sleep(PULSE_EVERY_S)
 
 
 async def serve(config: FrontendConfig, service: InferenceService, session: Any) -> None:
@@ -165,6 +212,7 @@ async def serve(config: FrontendConfig, service: InferenceService, session: Any)
     await asyncio.gather(session.start(), loop.run_in_executor(None, service.chat_template.start))
     try:
         await server.start()
+        pulse = asyncio.create_task(renew_for_ever(ready_file)) if ready_file is not None else None
         log.info("listening on %s", server.address)
         await stopping.wait()
         drain = asyncio.create_task(server.drain())
@@ -173,6 +221,8 @@ async def serve(config: FrontendConfig, service: InferenceService, session: Any)
         for task in (drain, rush):
             task.cancel()
         await server.stop()
+        if pulse is not None:
+            pulse.cancel()
     finally:
         service.close()
         await session.close()

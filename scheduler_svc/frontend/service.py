@@ -19,7 +19,7 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from protos.stepwire.wire.v1 import session_pb2
 from scheduler_svc.errors import DeadlineExceeded, InvalidArgument, NotFound, QueueFull, RequestError, Unavailable
-from scheduler_svc.frontend import validation
+from scheduler_svc.frontend import tenant, validation
 from scheduler_svc.frontend.chat_template import ChatTemplate
 from scheduler_svc.frontend.detokenizer import Detokenizer
 from scheduler_svc.frontend.generation import Generation
@@ -229,7 +229,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         if not request.request_id:
             raise InvalidArgument("request_id is empty; name the request to cancel", field="request_id")
         validation.check_request_id(request.request_id)
-        self._session.cancel_request(request.request_id)
+        self._session.cancel_request(tenant.scoped(request.request_id))
         return pb.CancelResponse()
 
     @guarded

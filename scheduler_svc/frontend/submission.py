@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
+from scheduler_svc.frontend import tenant
 from scheduler_svc.frontend.model_files import ModelFiles
 from scheduler_svc.frontend.validation import ModelBounds, Request, check_fits_pool, invalid
 
@@ -34,6 +35,8 @@ class Resolved:
     """What one request will run with, on both sides: `submit` for the scheduler, the rest for the text."""
 
     submit: session_pb2.Submit
+    # As the client knows it; the scheduler's has the tenant in it.
+    request_id: str
     prompt: Sequence[int]
     min_tokens: int
     max_tokens: int
@@ -72,8 +75,10 @@ def resolve(
     num_choices = request.sampling.n if request.sampling.HasField("n") else 1
     if num_choices > 1 and sampling.temperature == 0:
         raise invalid("sampling.n", num_choices, "1 when the temperature is 0 (greedy choices would be equal)")
+    request_id = request.request_id or uuid.uuid4().hex
     submit = session_pb2.Submit(
-        request_id=request.request_id or uuid.uuid4().hex,
+        request_id=tenant.scoped(request_id),
+        tenant=tenant.current(),
         num_choices=num_choices,
         prompt_token_ids=int32_bytes(prompt),
         max_tokens=max_tokens,
@@ -87,6 +92,7 @@ def resolve(
     response = request.response
     return Resolved(
         submit=submit,
+        request_id=request_id,
         prompt=prompt,
         min_tokens=min_tokens,
         max_tokens=max_tokens,

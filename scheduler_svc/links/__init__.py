@@ -9,7 +9,8 @@ session.py     the frontend's side: one session that outlives schedulers
 streams.py     the frontend's side: one stream per request (no sockets)
 """
 
-PROTOCOL_VERSION = 1
+# 2: an executor's hello names the epoch it has known, its faults have a kind. A peer of the version before is served.
+PROTOCOL_VERSION = 2
 OLDEST_PROTOCOL_VERSION = 1
 
 

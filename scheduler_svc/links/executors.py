@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import zmq
 
 from protos.stepwire.wire.v1 import step_pb2
-from scheduler_svc.errors import ExecutorLost, ProtocolViolation
+from scheduler_svc.errors import EndReason, ExecutorLost, ProtocolViolation
 from scheduler_svc.links import versions_differ
 from scheduler_svc.links.budget import StepBudget
 from scheduler_svc.links.messages import geometry_fault, num_planned_tokens
-from scheduler_svc.links.transport import BadFrames, Wire, decode, drain, drain_router
+from scheduler_svc.links.transport import BadFrames, Wire, decode, well_formed
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,14 @@ NUM_PROBES = 5
 PROBE_EVERY_S = 0.02
 MAX_STANDBY = 64
 MAX_BACK_OFF_S = 5.0
+# Executors of this version on say in their hello which epoch they have known.
+HELLO_NAMES_EPOCH = 2
+FAULT_REASONS = {
+    step_pb2.FAULT_KIND_PLAN_REFUSED: EndReason.PLAN_REFUSED,
+    step_pb2.FAULT_KIND_NOT_FINITE: EndReason.NOT_FINITE,
+    step_pb2.FAULT_KIND_COMPUTE: EndReason.BAD_COMPUTE,
+    step_pb2.FAULT_KIND_CRASH: EndReason.CRASH,
+}
 
 
 @dataclass(slots=True)
@@ -52,6 +60,7 @@ class ExecutorLink:
         self, wire: Wire, endpoints: tuple[str, str], boot_id: int, bad_frames: BadFrames, budget: StepBudget
     ) -> None:
         """`endpoints`: of plans and of heartbeats."""
+        self._wire = wire
         self.socket = wire.bind_router(endpoints[0], HIGH_WATER_MARK)
         self.beat_socket = wire.bind_router(endpoints[1], HIGH_WATER_MARK)
         self.monitor = wire.monitor(self.socket, zmq.EVENT_DISCONNECTED)
@@ -81,12 +90,12 @@ class ExecutorLink:
 
     def receive(self, now: float) -> Iterator[step_pb2.StepResult]:
         """Results that are next in order. Raises ExecutorError when the epoch is over."""
-        for parts in drain(self.socket):
+        for parts in self._wire.drain(self.socket):
             message = decode(step_pb2.FromExecutor, parts[1]) if len(parts) == 2 else None
             if message is None:
                 self._bad_frames.add("executor")
                 if self._is_active(parts[0]):
-                    raise ProtocolViolation("it sent a frame that cannot be read")
+                    raise ProtocolViolation("it sent a frame that cannot be read", EndReason.BAD_FRAME)
                 continue
             match message.WhichOneof("body"):
                 case "hello":
@@ -99,7 +108,8 @@ class ExecutorLink:
 
     def receive_beats(self, now: float) -> None:
         """Notes who lives, and answers. Strangers get no answer: an executor we lost must notice that."""
-        for identity, message in drain_router(self.beat_socket, step_pb2.FromExecutor, self._bad_frames, "beat"):
+        beats = self._wire.drain(self.beat_socket)
+        for identity, message in well_formed(beats, step_pb2.FromExecutor, self._bad_frames, "beat"):
             if message.WhichOneof("body") != "beat":
                 self._bad_frames.add("beat")
                 continue
@@ -109,6 +119,8 @@ class ExecutorLink:
                 self._send(self.beat_socket, identity, self._beat())
 
     def _on_hello(self, identity: bytes, hello: step_pb2.ExecutorHello, now: float) -> None:
+        if self._crosses_start(identity, hello):
+            return
         self._standby.pop(hello.instance_id, None)
         reason = self._why_never(hello)
         if reason or len(self._standby) >= MAX_STANDBY:
@@ -120,8 +132,17 @@ class ExecutorLink:
         if active is None:
             return
         if active.hello.instance_id == hello.instance_id or active.identity == identity:
-            raise ExecutorLost("it says hello again")
+            raise ExecutorLost("it says hello again", EndReason.HELLO_AGAIN)
         self._refuse(identity, "another executor serves: standing by", fatal=False)
+
+    def _crosses_start(self, identity: bytes, hello: step_pb2.ExecutorHello) -> bool:
+        """Whether the serving executor said this before it read our StartEpoch, which is on its way."""
+        active = self.active
+        if active is None or active.identity != identity or active.hello.instance_id != hello.instance_id:
+            return False
+        if hello.protocol_version < HELLO_NAMES_EPOCH:
+            return False
+        return (hello.boot_id, hello.epoch) != (self.boot_id, self.epoch)
 
     def _why_never(self, hello: step_pb2.ExecutorHello) -> str:
         """Why this executor will never be served; empty: it may be."""
@@ -158,7 +179,8 @@ class ExecutorLink:
         if not self._is_active(identity) or (fault.boot_id, fault.epoch) != (self.boot_id, self.epoch):
             self.num_stale += 1
             return
-        raise ExecutorLost(f"it reports a fault in step {fault.step_id}: {fault.message}")
+        reason = FAULT_REASONS.get(fault.kind, EndReason.FAULT)
+        raise ExecutorLost(f"it reports a fault in step {fault.step_id}: {fault.message}", reason)
 
     # ---- the epoch ---------------------------------------------------------------------------------------------
 
@@ -224,12 +246,12 @@ class ExecutorLink:
             self._probes_left, self._probe_at = self._probes_left - 1, now + PROBE_EVERY_S
             self._send_active(self._beat())  # a beat here means nothing to it; only whether it can be sent matters
         if now - self.active.heard_at > BEAT_TIMEOUT_S:
-            raise ExecutorLost(f"no heartbeat for {BEAT_TIMEOUT_S:g} s")
+            raise ExecutorLost(f"no heartbeat for {BEAT_TIMEOUT_S:g} s", EndReason.HEARTBEAT)
         if self._in_flight:
             oldest = self._in_flight[0]
             limit_s = self._budget.limit_s(oldest.num_tokens)
             if now - self._age_start(oldest) > limit_s:
-                raise ExecutorLost(f"step {oldest.step_id} takes longer than {limit_s:.1f} s")
+                raise ExecutorLost(f"step {oldest.step_id} takes longer than {limit_s:.1f} s", EndReason.STEP_TIMEOUT)
 
     @property
     def is_suspect(self) -> bool:
@@ -267,7 +289,7 @@ class ExecutorLink:
         try:
             self.socket.send_multipart((self.active.identity, frame), zmq.NOBLOCK)
         except zmq.Again:
-            raise ExecutorLost("it does not read its plans") from None
+            raise ExecutorLost("it does not read its plans", EndReason.NOT_READING) from None
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -17,7 +17,7 @@ from scheduler_svc.core.contract import Output
 from scheduler_svc.errors import RequestError
 from scheduler_svc.links import PROTOCOL_VERSION, versions_differ
 from scheduler_svc.links.messages import frames
-from scheduler_svc.links.transport import BadFrames, Wire, drain_router
+from scheduler_svc.links.transport import BadFrames, Wire, well_formed
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ Event = Submitted | Cancelled | LoadAsked | SessionEnded
 class FrontendLink:
     def __init__(self, wire: Wire, endpoint: str, boot_id: int, bad_frames: BadFrames) -> None:
         self.socket = wire.bind_router(endpoint, HIGH_WATER_MARK)
+        self._wire = wire
         self.lease_s = LEASE_S
         self.welcome = session_pb2.Welcome(
             boot_id=boot_id, protocol_version=PROTOCOL_VERSION, lease_ms=round(LEASE_S * 1000)
@@ -97,7 +98,9 @@ class FrontendLink:
 
     def receive(self, now: float) -> Iterator[Event]:
         """What frontends ask, in order. Sessions that ended meanwhile come first: their names may be used again."""
-        for identity, message in drain_router(self.socket, session_pb2.ToScheduler, self._bad_frames, "frontend"):
+        for identity, message in well_formed(
+            self._wire.drain(self.socket), session_pb2.ToScheduler, self._bad_frames, "frontend"
+        ):
             event = self._on_message(identity, message, now)
             yield from self._take_ended()
             if event is not None:

@@ -14,8 +14,10 @@ from scheduler_svc.core.contract import Delivered, Finished, Geometry, Output, R
 from scheduler_svc.errors import InvalidArgument
 
 MAX_CHOICES = 16
-# Of request id, tenant and cache salt.
+# Of tenant and cache salt.
 MAX_NAME_BYTES = 256
+# A frontend puts the tenant's name before the client's id.
+MAX_REQUEST_ID_BYTES = 2 * MAX_NAME_BYTES
 MAX_COUNT = 2**31 - 1
 MAX_LOGPROBS = 20
 MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH = 256, 512
@@ -66,7 +68,7 @@ def request_from_submit(submit: session_pb2.Submit, session: int, now: float, vo
 
 
 def _check_names(submit: session_pb2.Submit) -> None:
-    _within("request_id", len(submit.request_id.encode()), 1, MAX_NAME_BYTES, "bytes")
+    _within("request_id", len(submit.request_id.encode()), 1, MAX_REQUEST_ID_BYTES, "bytes")
     _within("tenant", len(submit.tenant.encode()), 0, MAX_NAME_BYTES, "bytes")
     _within("cache_salt", len(submit.cache_salt), 0, MAX_NAME_BYTES, "bytes")
 

@@ -6,26 +6,28 @@ plain tcp leaves this host only when asked for by name.
 """
 
 import fcntl
-import ipaddress
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import zmq
-import zmq.auth
-import zmq.auth.thread
 from google.protobuf.message import DecodeError, Message
 
 from scheduler_svc.errors import StartupError
+from scheduler_svc.hosts import is_loopback
+from scheduler_svc.links import curve
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 # sun_path holds 108 bytes, the closing zero included.
 MAX_IPC_PATH_BYTES = 107
 # Messages taken off one socket before the others get their turn.
 MAX_MESSAGES_PER_TURN = 1024
+
+# What is counted beside the links: handshakes with keys that may not connect, messages of keys that no longer may.
+REFUSED, REVOKED = "refused_key", "revoked_key"
 
 M = TypeVar("M", bound=Message)
 
@@ -51,7 +53,8 @@ class Security:
 class BadFrames:
     """Counts what could not be understood, by the socket it came from. It is dropped; the process lives."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    # The first two are there from the start: the authenticator's thread adds to them while others look.
+    counts: dict[str, int] = field(default_factory=lambda: {REFUSED: 0, REVOKED: 0})
 
     def add(self, link: str) -> None:
         self.counts[link] = self.counts.get(link, 0) + 1
@@ -79,9 +82,9 @@ def drain(socket: zmq.Socket, limit: int = MAX_MESSAGES_PER_TURN) -> Iterator[li
             return
 
 
-def drain_router(socket: zmq.Socket, kind: type[M], bad: BadFrames, link: str) -> Iterator[tuple[bytes, M]]:
-    """(identity, message) of everything well-formed that has arrived; the rest is counted and dropped."""
-    for parts in drain(socket):
+def well_formed(messages: Iterable[list[bytes]], kind: type[M], bad: BadFrames, link: str) -> Iterator[tuple[bytes, M]]:
+    """(identity, message) of what a router received, in order; the rest is counted and dropped."""
+    for parts in messages:
         message = decode(kind, parts[1]) if len(parts) == 2 else None
         if message is None:
             bad.add(link)
@@ -92,12 +95,18 @@ def drain_router(socket: zmq.Socket, kind: type[M], bad: BadFrames, link: str) -
 class Wire:
     """One process's ZeroMQ context, its sockets and its lock files. close() ends them all."""
 
-    def __init__(self, security: Security | None = None) -> None:
+    def __init__(self, security: Security | None = None, bad_frames: BadFrames | None = None) -> None:
         self._security = security or Security()
+        if self._security.secret is None and (self._security.clients or self._security.server):
+            raise StartupError("--curve-clients and --curve-server need --curve-secret, the key of this service")
+        self._bad_frames = bad_frames or BadFrames()
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket] = []
         self._locks: list[int] = []
-        self._authenticator: zmq.auth.thread.ThreadAuthenticator | None = None
+        self._allowed: curve.AllowList | None = None
+        self._authenticator: curve.Authenticator | None = None
+        # Sockets on which a message counts only while its sender's key may connect.
+        self._guarded: set[zmq.Socket] = set()
 
     def bind_router(self, endpoint: str, high_water_mark: int) -> zmq.Socket:
         check_endpoint(endpoint, self._security)
@@ -106,8 +115,8 @@ class Wire:
         socket = self._socket(zmq.ROUTER, high_water_mark)
         # A frame for a peer that is gone is an error to act on; a full peer is EAGAIN. Neither is silence.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        if self._security.is_curve and endpoint.startswith("tcp://"):
-            self._serve_curve(socket)
+        if self._security.secret is not None and endpoint.startswith("tcp://"):
+            self._serve_curve(socket, self._security.secret)
         umask = os.umask(0o077)
         try:
             socket.bind(endpoint)
@@ -129,12 +138,31 @@ class Wire:
 
     def connect(self, socket: zmq.Socket, endpoint: str) -> None:
         check_endpoint(endpoint, self._security)
-        if self._security.is_curve and endpoint.startswith("tcp://"):
-            self._use_curve(socket)
+        security = self._security
+        if security.secret is not None and endpoint.startswith("tcp://"):
+            if security.server is None:
+                raise StartupError("--curve-secret needs --curve-server, the scheduler's public key")
+            curve.use(socket, security.secret, security.server)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise StartupError(f"cannot connect to {endpoint}: {error.strerror or error}") from error
+
+    def drain(self, socket: zmq.Socket, limit: int = MAX_MESSAGES_PER_TURN) -> Iterator[list[bytes]]:
+        """As `drain`, without the messages of peers whose key was taken off the list since they connected."""
+        if socket not in self._guarded:
+            yield from drain(socket, limit)
+            return
+        assert self._allowed is not None
+        for _ in range(limit):
+            try:
+                parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if self._allowed.heard(parts[-1]):
+                yield [part.bytes for part in parts]
+            else:
+                self._bad_frames.add(REVOKED)
 
     def monitor(self, socket: zmq.Socket, events: int) -> zmq.Socket:
         """A socket that tells of connections made and lost on `socket`."""
@@ -184,38 +212,17 @@ class Wire:
         os.truncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
 
-    def _serve_curve(self, socket: zmq.Socket) -> None:
-        security = self._security
-        if security.clients is None or not security.clients.is_dir():
+    def _serve_curve(self, socket: zmq.Socket, secret: Path) -> None:
+        clients = self._security.clients
+        if clients is None:
             raise StartupError(
                 "--curve-secret needs --curve-clients, a directory with the public keys of who may connect"
             )
-        if self._authenticator is None:
-            self._authenticator = zmq.auth.thread.ThreadAuthenticator(self._context)
-            self._authenticator.start()
-            self._authenticator.configure_curve(domain="stepwire", location=security.clients)
-        socket.curve_publickey, socket.curve_secretkey = _certificate(security.secret)
-        socket.curve_server = True
-        socket.zap_domain = b"stepwire"
-
-    def _use_curve(self, socket: zmq.Socket) -> None:
-        security = self._security
-        if security.server is None:
-            raise StartupError("--curve-secret needs --curve-server, the scheduler's public key")
-        socket.curve_publickey, socket.curve_secretkey = _certificate(security.secret)
-        socket.curve_serverkey = zmq.auth.load_certificate(security.server)[0]
-
-
-def _certificate(path: Path | None) -> tuple[bytes, bytes]:
-    if path is None:
-        raise StartupError("CURVE needs a secret key: --curve-secret FILE")
-    try:
-        public, secret = zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
-        raise StartupError(f"cannot read the CURVE key {path}: {error}") from error
-    if secret is None:
-        raise StartupError(f"{path} holds no secret key: give the .key_secret file")
-    return public, secret
+        if self._allowed is None:
+            self._allowed = curve.AllowList(clients, lambda: self._bad_frames.add(REFUSED))
+            self._authenticator = curve.Authenticator(self._context, self._allowed)
+        curve.serve(socket, secret)
+        self._guarded.add(socket)
 
 
 def check_endpoint(endpoint: str, security: Security) -> None:
@@ -230,20 +237,10 @@ def check_endpoint(endpoint: str, security: Security) -> None:
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not (port.isdigit() or port == "*"):
         raise StartupError(f"bad endpoint {endpoint!r}: use ipc:///path or tcp://host:port")
-    if not (security.is_curve or security.insecure_wire or _is_loopback(host)):
+    if not (security.is_curve or security.insecure_wire or is_loopback(host)):
         raise StartupError(
             f"{endpoint} would cross the network in the clear: give CURVE keys, or accept it with --insecure-wire"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return host == "localhost"
-    # With IPv6 on, libzmq names an IPv4 address in its mapped form.
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def check_runtime_dir(path: Path) -> None:

@@ -56,6 +56,20 @@ def _run(build: Callable[[Path], None], workspace: Path, target: Path) -> None:
     fsync(target.parent)
 
 
+def point_link(link: Path, target: Path) -> None:
+    """`link` becomes a symbolic link to `target`, at once: no reader finds it missing. Raises StartupError."""
+    if link.exists() and not link.is_symlink():
+        raise StartupError(f"{link} is there and is no symbolic link: choose another --link")
+    beside = link.with_name(f".{link.name}.{os.getpid()}")
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        beside.symlink_to(target)
+        beside.replace(link)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StartupError(f"cannot make the link {link}: {error.strerror}") from None
+
+
 def fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

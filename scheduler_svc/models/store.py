@@ -148,7 +148,8 @@ def _from_directory(path: Path, progress: Progress) -> Path:
         if len(files) > 1:
             raise StartupError(f"{path} holds {len(files)} GGUF files: give one of them, such as {files[0]}")
         return _from_gguf(files[0], progress)
-    return check_directory(path.absolute())
+    # Through a link: a model is called what its own directory is called.
+    return check_directory(path.resolve())
 
 
 def _from_gguf(source: Path, progress: Progress) -> Path:

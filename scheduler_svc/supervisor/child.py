@@ -104,6 +104,15 @@ class Child:
             await asyncio.sleep(READY_POLL_S)
         return False
 
+    def sign_of_life(self) -> int | None:
+        """Changes every second or so while it is well; None: this service gives none."""
+        if not self.report.get("pulse"):
+            return None
+        try:
+            return self.spec.ready_file.stat().st_mtime_ns
+        except OSError:
+            return None
+
     async def wait(self) -> int:
         """Its exit status, once everything that it said was heard; minus the signal when one ended it."""
         assert self._process is not None

@@ -13,8 +13,8 @@ from scheduler_svc.environment import PREFIX, refuse_unknown
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor.options import EXECUTOR, FRONTEND, OPTIONS, SCHEDULER, Option, Value
 
-# Read by this process, through the model store.
-OWN_VARIABLES = ("STEPWIRE_CACHE",)
+# Read by this process, through the model store, and by the clients, which may share an environment with a server.
+OWN_VARIABLES = ("STEPWIRE_CACHE", "STEPWIRE_ADDRESS", "STEPWIRE_API_KEY", "STEPWIRE_TLS_CA")
 # Options that a single service has and serve has not: the variable is handed on to it.
 SERVICE_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "STEPWIRE_LOG_LEVEL": (SCHEDULER, FRONTEND),
@@ -26,6 +26,7 @@ SERVICE_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "STEPWIRE_SIM_STEP_US": (EXECUTOR,),
     "STEPWIRE_SIM_TOKEN_US": (EXECUTOR,),
     "STEPWIRE_SIM_KV_US": (EXECUTOR,),
+    "STEPWIRE_SIM_FAULT": (EXECUTOR,),
 }
 DEFAULT_PORT = 50051
 DEFAULT_METRICS_PORT = 9464
@@ -44,6 +45,13 @@ class ServeConfig:
     metrics_port: int | None = None  # None: the default one, or a free one when that is taken
     ready_file: Path | None = None
     verbose: bool = False
+    # What clients need to get in, for the line that says how.
+    wants_tls: bool = False
+    wants_key: bool = False
+    # Of one child: restarts within the window before serve gives up; seconds without a sign of life.
+    restart_limit: int = 5
+    restart_window_s: float = 600.0
+    silence_limit_s: float = 10.0
     forwarded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -72,6 +80,11 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
         metrics_port=int(values["metrics_port"]) if "metrics_port" in values else None,
         ready_file=Path(str(values["ready_file"])) if "ready_file" in values else None,
         verbose=bool(values.get("verbose", False)),
+        wants_tls="tls_cert" in values,
+        wants_key="api_keys" in values,
+        restart_limit=int(values.get("restart_limit", 5)),
+        restart_window_s=float(values.get("restart_window", 600.0)),
+        silence_limit_s=float(values.get("silence_limit", 10.0)),
         forwarded={part: tuple(_forwarded(part, values)) for part in (SCHEDULER, EXECUTOR, FRONTEND)},
     )
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from scheduler_svc.supervisor.config import (
 from scheduler_svc.supervisor.console import Console
 from scheduler_svc.supervisor.model import ResolvedModel
 from scheduler_svc.supervisor.options import EXECUTOR, FRONTEND, SCHEDULER
-from scheduler_svc.supervisor.supervisor import Supervisor
+from scheduler_svc.supervisor.restart import RestartPolicy
+from scheduler_svc.supervisor.supervisor import KeepsDying, Supervisor
 
 # A frontend ends its streams within the drain timeout; this is for what comes after.
 DRAIN_MARGIN_S = 5.0
@@ -95,6 +97,10 @@ class Service:
             self.console.line,
             on_change=self._changed,
             on_death=metrics.died,
+            policy=partial(
+                RestartPolicy, max_restarts=self.config.restart_limit, window_s=self.config.restart_window_s
+            ),
+            silence_limit_s=self.config.silence_limit_s,
             verbose=self.config.verbose,
         )
         loop = asyncio.get_running_loop()
@@ -117,16 +123,18 @@ class Service:
         status.cancel()
         self.console.status("")
         if alive.done() and (fault := alive.exception()):
-            await self._end("ending" if self._announced else "")
+            # Streams can be finished only while what computes them lives.
+            hurry = isinstance(fault, KeepsDying) and fault.part != FRONTEND
+            await self._end("ending" if self._announced else "", hurry=hurry)
             raise fault
         streams = "draining: streams may finish" if self._announced else "ending before it was ready"
         return await self._end(f"{streams}; Ctrl-C again ends at once")
 
-    async def _end(self, why: str) -> int:
+    async def _end(self, why: str, *, hurry: bool = False) -> int:
         """Drains; the exit status. A second signal on the way kills."""
         if why:
             self.console.say(why)
-        drain = asyncio.create_task(self._supervisor.stop((FRONTEND, SCHEDULER, EXECUTOR)))
+        drain = asyncio.create_task(self._supervisor.stop((FRONTEND, SCHEDULER, EXECUTOR), hurry=hurry))
         kill = asyncio.create_task(self._kill.wait())
         await asyncio.wait([drain, kill], return_when=asyncio.FIRST_COMPLETED)
         if self._kill.is_set():
@@ -167,6 +175,8 @@ class Service:
     def _announcement(self) -> str:
         addresses, name = self._addresses(), self.config.served_model_name or self.model.name
         target = "" if addresses[0].endswith(f":{DEFAULT_PORT}") else f" --address {addresses[0]}"
+        target += " --tls-ca FILE" if self.config.wants_tls else ""
+        target += " --api-key KEY" if self.config.wants_key else ""
         places = ", ".join(addresses)
         return (
             f"ready in {self.console.elapsed_s:.1f} s: {name} on {places}, metrics on {self._metrics_url}\n"

@@ -14,9 +14,20 @@ from collections.abc import Callable, Sequence
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor.child import Child, ChildSpec, describe_status
 from scheduler_svc.supervisor.restart import RestartPolicy
+from scheduler_svc.supervisor.silence import LOOK_EVERY_S, Silence
 
 # sysexits' EX_TEMPFAIL: what the child needed was not there, it may be next time.
 EXIT_TRY_AGAIN = 75
+# Asked twice, a service does not wait for anybody; so far apart that the two are told apart.
+HURRY_AFTER_S = 0.3
+
+
+class KeepsDying(StartupError):
+    """A child has used up its restarts. `part` is what it was."""
+
+    def __init__(self, message: str, part: str):
+        super().__init__(message)
+        self.part = part
 
 
 class Supervisor:
@@ -30,8 +41,10 @@ class Supervisor:
         on_change: Callable[[], None],
         on_death: Callable[[str, int], None] = lambda name, pid: None,
         policy: Callable[[], RestartPolicy] = RestartPolicy,
+        silence_limit_s: float = 10.0,
         verbose: bool = False,
     ):
+        self._silence_limit_s = silence_limit_s
         self._say = say
         self._on_change = on_change
         self._on_death = on_death
@@ -52,8 +65,9 @@ class Supervisor:
         """Until every child was asked to end; raises the StartupError of the first that cannot be kept alive."""
         await asyncio.gather(*self._keepers.values())
 
-    async def stop(self, parts: Sequence[str]) -> bool:
-        """Ends the children of `parts` one part after the other; False when one had to be killed."""
+    async def stop(self, parts: Sequence[str], *, hurry: bool = False) -> bool:
+        """Ends the children of `parts` one part after the other; False when one had to be killed. `hurry`: nothing can
+        be finished any more, so nobody waits for it."""
         clean = True
         for child in self.children:
             # That the others go away is no news to those whose turn comes later.
@@ -61,7 +75,7 @@ class Supervisor:
                 child.routine_below = logging.ERROR
         for part in parts:
             those = [child for child in self.children if child.spec.part == part]
-            clean &= all(await asyncio.gather(*(self._stop(child) for child in those)))
+            clean &= all(await asyncio.gather(*(self._stop(child, hurry) for child in those)))
         return clean
 
     def kill(self) -> None:
@@ -80,7 +94,9 @@ class Supervisor:
                 if was_ready:
                     self._say(name, f"ready again after {child.lived_s:.1f} s")
                 self._on_change()
+            watch = asyncio.create_task(self._watch(child))
             status = await child.wait()
+            watch.cancel()
             lived_s = child.lived_s
             assert child.pid is not None
             self._on_death(name, child.pid)
@@ -102,18 +118,31 @@ class Supervisor:
         how = describe_status(status)
         if delay_s is None:
             times = f"{policy.max_restarts} restarts in {policy.window_s / 60:g} minutes"
-            raise StartupError(f"{child.spec.name} keeps dying ({how}; {times} did not help): see its last lines above")
+            why = f"{child.spec.name} keeps dying ({how}; {times} did not help): see its last lines above"
+            raise KeepsDying(why, child.spec.part)
         count = f"restart {policy.num_recent} of {policy.max_restarts}"
         self._say(child.spec.name, f"died after {lived_s:.1f} s ({how}); {count} in {delay_s:g} s")
         return delay_s
 
-    async def _stop(self, child: Child) -> bool:
+    async def _watch(self, child: Child) -> None:
+        """Kills it when it is alive and shows no sign of it: stopped, or stuck beyond help."""
+        silence = Silence(self._silence_limit_s)
+        while not silence.look(time.monotonic(), child.sign_of_life()):  # noqa: ASYNC110 - silence is no event
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._say(child.spec.name, f"no sign of life for {self._silence_limit_s:g} s: killed")
+        child.signal(signal.SIGKILL)
+
+    async def _stop(self, child: Child, hurry: bool) -> bool:
         name = child.spec.name
         self._stopping[name].set()
         child.signal(signal.SIGTERM)
         keeper = self._keepers.get(name)
         if keeper is None:
             return True
+        if hurry:
+            done, _ = await asyncio.wait([keeper], timeout=HURRY_AFTER_S)
+            if not done:
+                child.signal(signal.SIGTERM)
         done, _ = await asyncio.wait([keeper], timeout=child.spec.stop_grace_s)
         if not done:
             self._say(name, f"did not end within {child.spec.stop_grace_s:g} s: killed")

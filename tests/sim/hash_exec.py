@@ -14,6 +14,7 @@ from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.contract import Geometry, Request
 
 NOTHING = -1
+NEVER = 2**31
 
 
 def next_token(known: np.ndarray, seed: int, choice: int, vocab_size: int) -> int:
@@ -40,6 +41,10 @@ def oracle(request: Request, choice: int, geometry: Geometry) -> tuple[list[int]
             return output, "STOP"
 
 
+class Died(Exception):
+    """The executor's process is gone, in the middle of a step."""
+
+
 @dataclass(slots=True)
 class Row:
     tokens: list[int]
@@ -60,6 +65,8 @@ class HashExec:
         self.rows: dict[int, Row] = {}
         self.kv = np.full((geometry.num_blocks, geometry.block_size), NOTHING, np.int32)
         self.num_scheduled_tokens = 0
+        # Poison: who computes the token at this position, by seed, kills the executor.
+        self.poison: dict[int, int] = {}
 
     def run(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         assert (plan.boot_id, plan.epoch, plan.step_id) == (self.boot_id, self.epoch, self.step_id + 1)
@@ -109,6 +116,8 @@ class HashExec:
             block = row.table[position // self.geometry.block_size]
             self.kv[block, position % self.geometry.block_size] = row.tokens[position]
         row.num_computed += chunk
+        if row.num_computed > self.poison.get(row.sampling.seed, NEVER):
+            raise Died
         assert row.num_computed <= len(row.tokens)
 
     def _score(self, index: int, row: Row, begin: int, result: step_pb2.StepResult) -> None:

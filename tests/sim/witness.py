@@ -23,6 +23,7 @@ SOMETIMES = (
     "cancelled while waiting",
     "cancelled with followers",
     "capacity changed",
+    "convicted: guilty",
     "executor lost in the middle of a prompt",
     "executor lost with a sequence finishing",
     "executor lost with steps in flight",

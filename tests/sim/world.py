@@ -16,7 +16,7 @@ from scheduler_svc.core.contract import Cause, Delivered, Geometry, Limits, Outp
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
-from tests.sim.hash_exec import HashExec, oracle, score
+from tests.sim.hash_exec import Died, HashExec, oracle, score
 from tests.sim.witness import note_plan
 
 MAX_MODEL_LEN = 64
@@ -61,6 +61,7 @@ class World:
             prefix_caching=self.random.random() < 0.8,
             watermark=self.random.choice([0.0, 0.01, 0.2]),
             max_preemptions=self.random.choice([0, 1, 3]),
+            max_executor_deaths=self.random.choice([3, 4]),
             inter_token_target_s=0.0011 if self.is_crowded else self.random.choice([None, None, 0.0011]),
         )
         self.chance = {
@@ -74,6 +75,7 @@ class World:
                 "drop": [0, 0, 0.01],
                 "bad result": [0, 0.05],
                 "deadline": [0, 0, 0.3],
+                "poison": [0, 0, 0, 0.1],
             }.items()
         }
         self.prefixes = [self._tokens(self.random.randint(1, 30)) for _ in range(3)]
@@ -86,6 +88,10 @@ class World:
         self.domains: dict[int, tuple[str, bytes]] = {}
         self.in_flight: deque[step_pb2.StepResult] = deque()
         self.trace: list[bytes] = []
+        # Seeds of requests that kill whatever executor computes their token at a position.
+        self.poison: dict[int, int] = {}
+        self.num_poison_deaths = 0
+        self.num_lives = 1
 
     # ---- a life ------------------------------------------------------------------------------------------------
 
@@ -150,7 +156,11 @@ class World:
             return False
         data = plan.SerializeToString(deterministic=True)
         self.trace.append(data)
-        self.in_flight.append(executor.run(step_pb2.StepPlan.FromString(data)))
+        try:
+            self.in_flight.append(executor.run(step_pb2.StepPlan.FromString(data)))
+        except Died:
+            self.num_poison_deaths += 1
+            self._lose_executor()
         return True
 
     def _commit(self) -> None:
@@ -193,6 +203,7 @@ class World:
             self.seen["capacity changed"] += self.epoch > 1
         self.scheduler.reset(self.geometry, self.boot_id, self.epoch)
         self.executor = HashExec(self.geometry, self.boot_id, self.epoch)
+        self.executor.poison = self.poison
         self.domains.clear()
         self._deliver(self.scheduler.take_output())
 
@@ -209,10 +220,12 @@ class World:
         self.in_flight.clear()
         if self.random.random() < 0.5:
             self.scheduler.executor_lost()
+            self._deliver(self.scheduler.take_output())
 
     def _restart_scheduler(self) -> None:
         """The scheduler's process dies; each frontend resubmits what is live, from the tokens it has."""
         self.seen["scheduler restarted"] += 1
+        self.num_lives += 1
         self.scheduler = self._scheduler()
         self.executor = None
         self.in_flight.clear()
@@ -281,6 +294,9 @@ class World:
             sampling.logprobs = 0
         if self.num_requests % 4 == 0:
             sampling.prompt_logprobs = 0
+        if self._by_chance("poison"):
+            sampling.seed = 1_000_000 + self.num_requests
+            self.poison[sampling.seed] = rng.choice([0, 1, 5, 20])
         request = Request(
             session=rng.randrange(3),
             request_id=f"r{self.num_requests}",
@@ -377,6 +393,10 @@ class World:
             assert not client.is_gone
             assert finished.num_output_tokens == len(client.received)
             client.cause = finished.cause
+            if "executors died" in finished.message:
+                is_guilty = client.request.sampling.seed in self.poison
+                self.seen["convicted: guilty" if is_guilty else "convicted: hit too often"] += 1
+                assert is_guilty or self.seen["executor lost"] > self.num_poison_deaths, "an innocent is convicted"
             client.num_preemptions, client.num_resumes = finished.num_preemptions, finished.num_resumes
             self.seen[f"finished {finished.cause.name}"] += 1
             self.seen["preempted and yet right"] += finished.num_preemptions > 0
@@ -385,6 +405,8 @@ class World:
             assert finished.num_preemptions <= self.limits.max_preemptions, "preempted without bound"
 
     def _check_streams(self) -> None:
+        allowed = (self.limits.max_executor_deaths + 1) * len(self.poison) * self.num_lives
+        assert self.num_poison_deaths <= allowed, f"{self.num_poison_deaths} deaths by {len(self.poison)} requests"
         for client in self.clients.values():
             if not client.is_gone:
                 assert client.cause is not None, f"{client.request.request_id} never ended"

@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from executor_svc.link import ExecutorLink, LinkSettings
-from executor_svc.protocol import EpochStarted
+from executor_svc.protocol import PROTOCOL_VERSION, EpochStarted
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
 
 LIMIT_S = 20.0
@@ -179,9 +179,17 @@ class RawExecutor(RawDealer):
         super().__init__(context, f"ipc://{folder}/executor.sock", step_pb2.ToExecutor)
         self.beats = RawDealer(context, f"ipc://{folder}/beat.sock", step_pb2.ToExecutor)
 
-    def hello(self, hello: step_pb2.ExecutorHello | None = None, instance_id: int = 5, version: int = 1) -> None:
+    def hello(
+        self,
+        hello: step_pb2.ExecutorHello | None = None,
+        instance_id: int = 5,
+        version: int = PROTOCOL_VERSION,
+        known: tuple[int, int] = (0, 0),
+    ) -> None:
+        """`known`: boot id and number of the newest epoch it was told to begin."""
         hello = hello or executor_hello()
         hello.instance_id, hello.protocol_version, hello.oldest_protocol_version = instance_id, version, version
+        hello.boot_id, hello.epoch = known
         self.send(step_pb2.FromExecutor(hello=hello))
 
     def beat(self, instance_id: int = 5) -> None:

@@ -1,5 +1,6 @@
 """The executor's end of the wire against a scheduler that says what it is told to say."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,14 @@ import zmq
 
 from executor_svc.errors import Refused, StartupError
 from executor_svc.link import ExecutorLink, LinkClosed, LinkSettings
-from executor_svc.protocol import EpochStarted, NotServed, ProtocolState, Violation
+from executor_svc.protocol import (
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    EpochStarted,
+    NotServed,
+    ProtocolState,
+    Violation,
+)
 from protos.stepwire.wire.v1 import step_pb2
 from tests.wire.peers import LIMIT_S, executor_hello, wait_for
 
@@ -99,7 +107,8 @@ def result(step_id: int, epoch: int = 1) -> step_pb2.StepResult:
 
 def test_hello_is_said_until_an_epoch_begins(link, scheduler):
     hello = hear(link, scheduler).hello
-    assert (hello.protocol_version, hello.instance_id) == (1, link.instance_id)
+    assert (hello.protocol_version, hello.oldest_protocol_version) == (PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION)
+    assert (hello.instance_id, hello.boot_id, hello.epoch) == (link.instance_id, 0, 0)
     assert hello.geometry.block_size == 4
     assert hear(link, scheduler).WhichOneof("body") == "hello"
     serve(link, scheduler)
@@ -117,6 +126,7 @@ def test_a_plan_that_is_not_the_next_one_is_a_fault_and_never_runs(link, schedul
     fault = hear(link, scheduler).fault
     assert (fault.boot_id, fault.epoch, fault.step_id) == (BOOT, 1, 0)
     assert "expected" in fault.message
+    assert fault.kind == step_pb2.FAULT_KIND_PLAN_REFUSED
     scheduler.send(plan=plan(1))  # sent before the fault was read: void
     serve(link, scheduler, epoch=2)
 
@@ -188,11 +198,23 @@ def test_silence_ends_the_epoch(tmp_path, scheduler):
         serve(link, scheduler, epoch=2)
 
 
-def test_silence_ends_the_process_when_asked_to(tmp_path, scheduler):
-    with link_to(tmp_path, fence_after_s=0.3, fence_exit=True) as link:
+def test_a_fenced_executor_runs_no_plan_that_waits_and_sends_no_result(tmp_path, scheduler):
+    with link_to(tmp_path, fence_after_s=0.3) as link:
         serve(link, scheduler)
-        with pytest.raises(LinkClosed, match="silent"):
-            link.receive(LIMIT_S)
+        scheduler.send(plan=plan(1))
+        assert link.receive(LIMIT_S).step_id == 1
+        scheduler.send(plan=plan(2))
+        wait_for(lambda: time.monotonic() - link._heart.last_heard > 0.3, "silence")
+        assert hear(link, scheduler).WhichOneof("body") == "hello"
+        link.send_result(result(1))
+        serve(link, scheduler, epoch=2)
+
+
+def test_hello_names_the_epoch_it_has_known(link, scheduler):
+    serve(link, scheduler, epoch=7)
+    scheduler.send(refusal=step_pb2.Refusal(reason="epoch 7 is over"))
+    hello = hear(link, scheduler).hello
+    assert (hello.boot_id, hello.epoch) == (BOOT, 7)
 
 
 def test_a_lost_connection_ends_the_epoch_and_hello_follows_on_the_next(tmp_path):

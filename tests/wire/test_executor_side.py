@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from protos.stepwire.wire.v1 import step_pb2
-from scheduler_svc.errors import ExecutorLost, ProtocolViolation
+from scheduler_svc.errors import EndReason, ExecutorLost, ProtocolViolation
+from scheduler_svc.links import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from scheduler_svc.links.budget import StepBudget
 from scheduler_svc.links.executors import ExecutorLink
 from scheduler_svc.links.transport import BadFrames, Wire
@@ -93,13 +94,67 @@ def test_another_model_or_block_size_is_refused_naming_both(link, peer, changes,
     assert link.next_executor(0.0) is None
 
 
-def test_another_protocol_is_refused_naming_both(link, peer):
-    peer.hello(version=3)
+@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
+def test_another_protocol_is_refused_naming_both(link, peer, version):
+    peer.hello(version=version)
     assert hear(link) == []
     refusal = peer.receive_body("refusal")
     assert refusal.fatal
-    assert "versions 1 to 1" in refusal.reason
-    assert "3 to 3" in refusal.reason
+    assert f"versions {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}" in refusal.reason
+    assert f"{version} to {version}" in refusal.reason
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION])
+def test_an_executor_of_this_version_and_of_the_one_before_is_served(link, peer, version):
+    start(link, peer, version=version)
+    link.send_plan(plan(link, 1), 0.0)
+    answer(peer, 1)
+    assert [result.step_id for result in hear(link)] == [1]
+    peer.hello(version=version, known=(BOOT_ID, 1) if version == PROTOCOL_VERSION else (0, 0))
+    with pytest.raises(ExecutorLost, match="hello again") as raised:
+        hear(link)
+    assert raised.value.reason is EndReason.HELLO_AGAIN
+
+
+@pytest.mark.parametrize("known", [(0, 0), (BOOT_ID, 1), (7, 2)])
+def test_a_hello_that_crosses_the_start_of_an_epoch_ends_nothing(link, peer, known):
+    start(link, peer)
+    link.end_epoch("a test", 0.0)
+    peer.hello(known=(BOOT_ID, 1))
+    hear(link)
+    link.start_epoch(link.next_executor(0.0), 0.0)
+    peer.hello(known=known)
+    assert hear(link) == []
+    assert (link.epoch, link.num_standby) == (2, 0)
+    link.send_plan(plan(link, 1), 0.0)
+    answer(peer, 1, epoch=2)
+    assert len(hear(link)) == 1
+
+
+def test_a_hello_on_another_connection_ends_the_epoch(link, peer, tmp_path):
+    start(link, peer)
+    with raw_context() as context:
+        RawExecutor(context, tmp_path).hello()
+        with pytest.raises(ExecutorLost, match="hello again"):
+            hear(link)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (step_pb2.FAULT_KIND_UNSPECIFIED, EndReason.FAULT),
+        (step_pb2.FAULT_KIND_PLAN_REFUSED, EndReason.PLAN_REFUSED),
+        (step_pb2.FAULT_KIND_NOT_FINITE, EndReason.NOT_FINITE),
+        (step_pb2.FAULT_KIND_COMPUTE, EndReason.BAD_COMPUTE),
+        (step_pb2.FAULT_KIND_CRASH, EndReason.CRASH),
+    ],
+)
+def test_what_an_executor_reports_has_a_name(link, peer, kind, reason):
+    start(link, peer)
+    peer.send(step_pb2.FromExecutor(fault=step_pb2.Fault(boot_id=BOOT_ID, epoch=1, kind=kind)))
+    with pytest.raises(ExecutorLost) as raised:
+        hear(link)
+    assert raised.value.reason is reason
 
 
 def test_fewer_blocks_after_a_restart_are_welcome(link, peer):

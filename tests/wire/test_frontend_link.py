@@ -6,6 +6,7 @@ import pytest
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
 from scheduler_svc.core.contract import Cause, Finished, Output, Started
 from scheduler_svc.errors import QueueFull
+from scheduler_svc.links import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from scheduler_svc.links import frontends as frontends_module
 from scheduler_svc.links.frontends import Cancelled, FrontendLink, LoadAsked, SessionEnded, Submitted
 from scheduler_svc.links.transport import BadFrames, Wire
@@ -85,11 +86,20 @@ def test_messages_become_events_in_order(link, context, tmp_path):
     assert link.num_sessions == 0
 
 
-@pytest.mark.parametrize(("version", "oldest", "taken"), [(1, 1, True), (2, 1, True), (2, 2, False), (0, 0, False)])
+@pytest.mark.parametrize(
+    ("version", "oldest", "taken"),
+    [
+        (PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION, True),
+        (PROTOCOL_VERSION - 1, PROTOCOL_VERSION - 1, True),
+        (PROTOCOL_VERSION + 1, PROTOCOL_VERSION, True),
+        (PROTOCOL_VERSION + 1, PROTOCOL_VERSION + 1, False),
+        (OLDEST_PROTOCOL_VERSION - 1, OLDEST_PROTOCOL_VERSION - 1, False),
+    ],
+)
 def test_protocol_versions_must_overlap(link, context, tmp_path, version, oldest, taken):
     peer = connect(link, context, tmp_path, version=version, oldest=oldest)
     if taken:
-        assert peer.receive_body("welcome").protocol_version == 1
+        assert peer.receive_body("welcome").protocol_version == PROTOCOL_VERSION
     else:
         refusal = peer.receive_body("refusal")
         assert refusal.fatal

@@ -22,7 +22,7 @@ def sampling(**changes: object) -> step_pb2.Sampling:
     ("changes", "field"),
     [
         ({"request_id": ""}, "request_id"),
-        ({"request_id": "x" * 257}, "request_id"),
+        ({"request_id": "x" * 513}, "request_id"),
         ({"num_choices": 0}, "sampling.n"),
         ({"num_choices": 17}, "sampling.n"),
         ({"handle": 2**64 - 1, "num_choices": 2}, "handle"),
@@ -73,7 +73,7 @@ def test_delivered_must_speak_of_every_choice():
 
 
 def test_the_edge_of_the_vocabulary_and_of_sizes_is_allowed():
-    made = request_from_submit(request("x" * 256, [0, 999], 3, num_choices=16, deadline_ms=1500), 4, 10.0, 1000)
+    made = request_from_submit(request("x" * 512, [0, 999], 3, num_choices=16, deadline_ms=1500), 4, 10.0, 1000)
     assert (made.session, made.prompt.tolist(), made.num_choices, made.deadline) == (4, [0, 999], 16, 11.5)
     assert made.delivered is None
 

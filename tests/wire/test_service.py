@@ -248,22 +248,22 @@ async def test_every_stream_survives_the_loss_of_executors(tmp_path):
             with ExecutorThread(tmp_path):
                 await answers
             await idle(made)
-    assert scheduler.metric("stepwire_epochs_ended_total") >= 4
+    assert scheduler.metric("stepwire_epochs_ended_total", reason="connection") >= 4
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "reason"),
     [
-        lambda r: r.__setattr__("num_rows", r.num_rows + 1),
-        lambda r: r.__setattr__("num_stored_tokens", 0),
-        lambda r: r.__setattr__("token_ids", r.token_ids + b"\0\0\0\0"),
-        lambda r: r.__setattr__("token_ids", r.token_ids[:-1]),
-        lambda r: r.__setattr__("token_ids", b"\xff" * len(r.token_ids)),
-        lambda r: r.__setattr__("step_id", r.step_id + 1),
+        (lambda r: r.__setattr__("num_rows", r.num_rows + 1), "digest"),
+        (lambda r: r.__setattr__("num_stored_tokens", 0), "digest"),
+        (lambda r: r.__setattr__("token_ids", r.token_ids + b"\0\0\0\0"), "bad_result"),
+        (lambda r: r.__setattr__("token_ids", r.token_ids[:-1]), "bad_result"),
+        (lambda r: r.__setattr__("token_ids", b"\xff" * len(r.token_ids)), "bad_result"),
+        (lambda r: r.__setattr__("step_id", r.step_id + 1), "bad_result"),
     ],
 )
-async def test_an_answer_that_does_not_fit_its_plan_ends_the_epoch_and_nothing_else(tmp_path, spoil):
-    with SchedulerThread(tmp_path), ExecutorThread(tmp_path) as executor:
+async def test_an_answer_that_does_not_fit_its_plan_ends_the_epoch_and_nothing_else(tmp_path, spoil, reason):
+    with SchedulerThread(tmp_path) as scheduler, ExecutorThread(tmp_path) as executor:
         async with opened(tmp_path) as made:
 
             def change(result: step_pb2.StepResult) -> step_pb2.StepResult:
@@ -274,20 +274,22 @@ async def test_an_answer_that_does_not_fit_its_plan_ends_the_epoch_and_nothing_e
             executor.change_result = change
             await check_streams([made], mixed(10))
             assert [begun.epoch for begun in executor.epochs] == [1, 2]
+            assert scheduler.metric("stepwire_epochs_ended_total", reason=reason) == 1
 
 
 async def test_a_fault_ends_the_epoch_and_the_same_executor_serves_the_next(tmp_path):
-    with SchedulerThread(tmp_path), ExecutorThread(tmp_path) as executor:
+    with SchedulerThread(tmp_path) as scheduler, ExecutorThread(tmp_path) as executor:
         async with opened(tmp_path) as made:
 
             def change(result: step_pb2.StepResult) -> step_pb2.StepResult:
                 if len(executor.epochs) == 1 and result.step_id == 4:
-                    executor.link.fault("not a number")
+                    executor.link.fault("not a number", step_pb2.FAULT_KIND_NOT_FINITE)
                 return result
 
             executor.change_result = change
             await check_streams([made], mixed(10))
             assert len(executor.epochs) == 2
+            assert scheduler.metric("stepwire_epochs_ended_total", reason="not_finite") == 1
 
 
 async def test_a_standby_takes_over(tmp_path):

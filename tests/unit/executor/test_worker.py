@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from executor_svc.backends.simulated import SimulatedBackend
-from executor_svc.errors import ComputeFault
+from executor_svc.errors import ComputeFault, NotFinite
 from executor_svc.protocol import EpochStarted
 from executor_svc.worker import Worker
 from protos.stepwire.wire.v1 import step_pb2
@@ -20,6 +20,7 @@ class MemoryLink:
     def __init__(self, events: list[object]):
         self.events = list(events)
         self.sent: list[step_pb2.StepResult | str] = []
+        self.kinds: list[int] = []
         self.serving = False
 
     def receive(self) -> object | None:
@@ -34,9 +35,10 @@ class MemoryLink:
     def send_result(self, result: step_pb2.StepResult) -> None:
         self.sent.append(result)
 
-    def fault(self, message: str) -> None:
+    def fault(self, message: str, kind: int) -> None:
         self.serving = False
         self.sent.append(message)
+        self.kinds.append(kind)
 
 
 def make_worker(**changes: int) -> Worker:
@@ -154,12 +156,31 @@ class Broken(SimulatedBackend):
         return output
 
 
-@pytest.mark.parametrize("token", [-1, 1000, 2**31 - 1])
+@pytest.mark.parametrize("token", [-2, 1000, 2**31 - 1])
 def test_a_token_outside_the_vocabulary_is_a_fault(token):
     seat = plan(1, admit=[admit(0, [1, 2], [0])], prefill=ints(0, 2))
     assert serve([EpochStarted(1, 1), seat], Worker(Broken(token))) == [
         "the backend drew a token outside the vocabulary"
     ]
+
+
+def test_faults_say_of_which_kind_they_are():
+    seat = plan(1, admit=[admit(0, [1, 2], [0])], prefill=ints(0, 2))
+    for broken, kind in (
+        (Broken(-1), step_pb2.FAULT_KIND_NOT_FINITE),
+        (Broken(NotFinite("nan")), step_pb2.FAULT_KIND_NOT_FINITE),
+        (Broken(1000), step_pb2.FAULT_KIND_COMPUTE),
+    ):
+        link = MemoryLink([EpochStarted(1, 1), seat])
+        Worker(broken).serve(link)
+        assert link.kinds == [kind]
+    link = MemoryLink([EpochStarted(1, 1), plan(1, release=ints(0))])
+    make_worker().serve(link)
+    assert link.kinds == [step_pb2.FAULT_KIND_PLAN_REFUSED]
+    link = MemoryLink([EpochStarted(1, 1), seat])
+    with pytest.raises(RuntimeError):
+        Worker(Broken(RuntimeError("a path and more"))).serve(link)
+    assert (link.kinds, link.sent) == ([step_pb2.FAULT_KIND_CRASH], ["the process ends: RuntimeError"])
 
 
 def test_nonsense_from_the_device_is_a_fault_and_any_other_error_ends_the_process():

@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
+from scheduler_svc.client.config import Access
+from scheduler_svc.client.connection import OPEN, aio_channel
 from scheduler_svc.frontend.config import FrontendConfig
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
@@ -70,15 +72,24 @@ def spelled(tokenizer: ModelTokenizer, *texts: str) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def rig(
-    directory: Path, script: Script | None = None, *, drain_s: float = 5.0, **session: Any
+    directory: Path,
+    script: Script | None = None,
+    *,
+    drain_s: float = 5.0,
+    config: dict[str, Any] | None = None,
+    access: Access = OPEN,
+    **session: Any,
 ) -> AsyncIterator[Rig]:
+    """`config`: fields of the frontend's; `access`: how the channel reaches it."""
     model = ModelFiles.load(tiny_models.chat_model(directory))
     fake = FakeSession(script or (lambda submit, index: iter(lambda: 100 + index, None)), **session)
     service = InferenceService(fake, model, "tiny", FrontendMetrics())
     service.chat_template.start()
-    server = FrontendServer(FrontendConfig(connect="", port=0, drain_timeout_s=drain_s), service, fake)
+    server = FrontendServer(
+        FrontendConfig(connect="", port=0, drain_timeout_s=drain_s, **(config or {})), service, fake
+    )
     await server.start()
-    channel = grpc.aio.insecure_channel(server.address)
+    channel = aio_channel(server.address, access)
     try:
         yield Rig(fake, service, server, channel, inference_pb2_grpc.InferenceServiceStub(channel), model.tokenizer)
     finally:

@@ -17,7 +17,7 @@ from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
-from scheduler_svc.frontend.server import NAMES, FrontendServer, check_ready_file, serve, write_ready_file
+from scheduler_svc.frontend.server import LIVENESS, NAMES, FrontendServer, check_ready_file, serve, write_ready_file
 from scheduler_svc.frontend.service import InferenceService
 from tests.unit.frontend import tiny_models
 from tests.unit.frontend.fake_session import FakeSession
@@ -89,6 +89,9 @@ async def test_health_follows_the_path(tmp_path):
             states.append((await watch.read()).status)
             watch.cancel()
             assert states == [SERVING, NOT_SERVING, SERVING]
+        r.session.set_ready(False)
+        live = await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS))
+        assert live.status == SERVING
 
 
 async def test_reflection_knows_the_services(tmp_path):
@@ -108,6 +111,8 @@ async def test_drain_finishes_streams_and_refuses_new_ones(tmp_path):
         await until(lambda: r.session.live)
         draining = asyncio.create_task(r.server.drain())
         await until(lambda: r.service._is_draining)
+        live = await health_pb2_grpc.HealthStub(r.channel).Check(health_pb2.HealthCheckRequest(service=LIVENESS))
+        assert live.status == SERVING
         status = await health_pb2_grpc.HealthStub(r.channel).Check(health_pb2.HealthCheckRequest())
         assert status.status == NOT_SERVING
         found = await r.refusal(ENDLESS)

@@ -35,7 +35,7 @@ def submit(**changes: object) -> session_pb2.Submit:
 @pytest.mark.parametrize(
     ("field", "allowed", "refused"),
     [
-        ("request_id", ["a", "a" * 256], ["", "a" * 257, "é" * 129]),
+        ("request_id", ["a", "a" * 512], ["", "a" * 513, "é" * 257]),
         ("tenant", ["", "t" * 256], ["t" * 257]),
         ("cache_salt", [b"", b"s" * 256], [b"s" * 257]),
         ("num_choices", [1, 16], [0, 17, 2**32 - 1]),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.errors import StartupError
-from scheduler_svc.models.atomic import build_once
+from scheduler_svc.models.atomic import build_once, point_link
 from scheduler_svc.models.progress import silent
 
 # Says what it does and waits to be told to go on, so that the test decides every order of events.
@@ -134,3 +134,21 @@ def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match=r"cannot create .*STEPWIRE_CACHE"):
         build_once(tmp_path / "file" / "cache" / "model", is_whole, build, silent)
+
+
+def test_a_link_is_made_moved_and_never_missing(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    link = tmp_path / "deep" / "current"
+    for target in (first, second, second):
+        point_link(link, target)
+        assert link.resolve() == target
+    assert [path.name for path in link.parent.iterdir()] == ["current"]
+
+
+def test_a_link_does_not_replace_what_is_no_link(tmp_path):
+    (tmp_path / "precious").write_text("data")
+    with pytest.raises(StartupError, match="no symbolic link"):
+        point_link(tmp_path / "precious", tmp_path)
+    assert (tmp_path / "precious").read_text() == "data"

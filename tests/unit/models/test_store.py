@@ -103,6 +103,12 @@ def test_listing_and_forgetting(gguf_file):
     assert list_models() == []
 
 
+def test_a_link_to_a_directory_is_that_directory(gguf_file, tmp_path):
+    directory = resolve_model(str(gguf_file))
+    (tmp_path / "current").symlink_to(directory)
+    assert resolve_model(str(tmp_path / "current")) == directory
+
+
 def test_a_directory_is_used_as_it_is(gguf_file, tmp_path, monkeypatch):
     directory = resolve_model(str(gguf_file)).rename(tmp_path / "mine")
     (directory / MANIFEST).unlink()

@@ -8,6 +8,8 @@
     silent          never ready, ends on SIGTERM
     deaf            ready, ignores SIGTERM
     slow            ready, ends with 0 half a second after SIGTERM
+    streaming       ready, ends with 0 at the second SIGTERM
+    pulsing         good, and renews its ready file
 Other arguments are those that serve gives to every child.
 """
 
@@ -40,6 +42,7 @@ def main() -> int:
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: None if kind == "deaf" else asked.set())
     report = {"pid": os.getpid(), "grpc": f"127.0.0.1:{int(options.get('--port', 0)) or 40000 + os.getpid() % 9999}"}
+    report |= {"pulse": True} if kind == "pulsing" else {}
     partial = ready_file.with_suffix(".partial")
     partial.write_text(json.dumps(report))
     partial.replace(ready_file)
@@ -48,7 +51,12 @@ def main() -> int:
     print("2026-01-01 00:00:00,000 INFO fake routine", file=sys.stderr, flush=True)
     print("2026-01-01 00:00:00,000 WARNING fake trouble", file=sys.stderr, flush=True)
     print("said it all", flush=True)
-    asked.wait()
+    while not asked.wait(0.2 if kind == "pulsing" else None):
+        os.utime(ready_file)
+    if kind == "streaming":
+        asked.clear()
+        asked.wait()
+        print("asked twice")
     print("WARNING parting", file=sys.stderr)
     if kind == "slow":
         threading.Event().wait(0.5)

@@ -10,7 +10,8 @@ from scheduler_svc.supervisor.options import OPTIONS, Option
 FROZEN = (
     *("model", "served-model-name", "host", "port", "frontends", "backend", "dtype", "kv-dtype", "block-size"),
     *("num-blocks", "kv-memory", "gpu-memory-utilization", "max-model-len", "max-num-seqs", "max-num-batched-tokens"),
-    *("max-waiting", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout", "tls-cert", "tls-key"),
+    *("max-waiting", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout"),
+    *("max-executor-deaths", "restart-limit", "restart-window", "silence-limit", "tls-cert", "tls-key"),
     *("tls-client-ca", "api-keys", "metrics-port", "journal", "ready-file", "verbose"),
 )
 
@@ -41,8 +42,11 @@ def test_the_command_line_beats_the_environment():
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_is_also_a_variable(option):
-    samples = {"int": "1", "float": "0.5", "text": "x", "size": "4GiB", "flag": "off"}
-    environ = {option.variable: samples.get(option.kind, option.kind.split("|")[0])}
+    samples = {"int": str(max(1, option.low)), "float": "0.5", "text": "x", "size": "4GiB", "flag": "off"}
+    samples["file"] = __file__
+    # TLS is a pair of files, whatever else is asked of it.
+    pair = {name: __file__ for name in ("STEPWIRE_TLS_CERT", "STEPWIRE_TLS_KEY") if option.name.startswith("tls-")}
+    environ = pair | {option.variable: samples.get(option.kind, option.kind.split("|")[0])}
     if not option.in_service:
         with pytest.raises(StartupError, match=f"^{option.variable} is not in this version: leave it out$"):
             build({}, environ)
@@ -66,7 +70,10 @@ def test_every_option_is_also_a_variable(option):
         ("backend", "gpu", "--backend 'gpu' is not one of auto, cuda, cpu, simulated"),
         ("kv_memory", "lots", "--kv-memory 'lots' is not a size: write bytes or a number with a unit, as in 4GiB"),
         ("model", " ", "--model is empty: give it a value or leave it out"),
-        ("api_keys", "/nonexistent", "--api-keys is not in this version: leave it out"),
+        ("api_keys", "/nonexistent", "--api-keys '/nonexistent' is not a file that can be read"),
+        ("tls_cert", __file__, "--tls-cert needs --tls-key as well"),
+        ("tls_client_ca", __file__, "--tls-client-ca needs --tls-cert as well"),
+        ("journal", "x", "--journal is not in this version: leave it out"),
     ],
 )
 def test_a_bad_value_is_one_line_naming_option_and_range(key, text, message):

@@ -159,6 +159,34 @@ def test_a_child_killed_in_its_first_start_is_tried_again(start):
     assert serve.end() == 0
 
 
+@pytest.mark.parametrize("limit", [0, 2])
+def test_one_death_more_than_the_restart_limit_ends_serve_and_nobody_waits(start, limit):
+    serve = start("frontend=streaming", f"restart_limit={limit}", "restart_window=3600")
+    pid = 0
+    for _ in range(limit + 1):
+        before = pid
+        pid = serve.until(lambda old=before: (new := serve.ready()["pids"]["executor"][0]) != old and new)
+        os.kill(pid, signal.SIGKILL)
+    assert serve.process.wait(LIMIT_S) == 1
+    lines = serve.text.splitlines()
+    assert f"executor keeps dying (SIGKILL; {limit} restarts in 60 minutes did not help)" in lines[-1]
+    assert "frontend   │ asked twice" in serve.text
+    assert not serve.ready_file.exists()
+
+
+def test_a_child_that_stands_still_is_killed_and_replaced(start):
+    serve = start("executor=pulsing,scheduler=pulsing", "silence_limit=1.5")
+    pids = serve.ready()["pids"]
+    os.kill(pids["executor"][0], signal.SIGSTOP)
+    serve.until(lambda: "executor   │ ready again after" in serve.text)
+    assert "executor   │ no sign of life for 1.5 s: killed" in serve.text
+    after = serve.ready()["pids"]
+    assert after["executor"] != pids["executor"]
+    assert after["scheduler"] == pids["scheduler"], "it gave signs of life"
+    assert after["frontend"] == pids["frontend"], "it never gave any"
+    assert serve.end() == 0
+
+
 def test_a_child_that_keeps_dying_ends_serve(start):
     serve = start("frontend=once")
     os.kill(serve.ready()["pids"]["frontend"][0], signal.SIGKILL)

@@ -1,10 +1,24 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAULT_KIND_UNSPECIFIED: _ClassVar[FaultKind]
+    FAULT_KIND_PLAN_REFUSED: _ClassVar[FaultKind]
+    FAULT_KIND_NOT_FINITE: _ClassVar[FaultKind]
+    FAULT_KIND_COMPUTE: _ClassVar[FaultKind]
+    FAULT_KIND_CRASH: _ClassVar[FaultKind]
+FAULT_KIND_UNSPECIFIED: FaultKind
+FAULT_KIND_PLAN_REFUSED: FaultKind
+FAULT_KIND_NOT_FINITE: FaultKind
+FAULT_KIND_COMPUTE: FaultKind
+FAULT_KIND_CRASH: FaultKind
 
 class ToExecutor(_message.Message):
     __slots__ = ("start_epoch", "plan", "beat", "refusal")
@@ -31,7 +45,7 @@ class FromExecutor(_message.Message):
     def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ...) -> None: ...
 
 class ExecutorHello(_message.Message):
-    __slots__ = ("protocol_version", "oldest_protocol_version", "instance_id", "geometry", "model", "device", "backend")
+    __slots__ = ("protocol_version", "oldest_protocol_version", "instance_id", "geometry", "model", "device", "backend", "boot_id", "epoch")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +53,8 @@ class ExecutorHello(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     oldest_protocol_version: int
     instance_id: int
@@ -46,7 +62,9 @@ class ExecutorHello(_message.Message):
     model: ModelIdentity
     device: str
     backend: str
-    def __init__(self, protocol_version: _Optional[int] = ..., oldest_protocol_version: _Optional[int] = ..., instance_id: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ...) -> None: ...
+    boot_id: int
+    epoch: int
+    def __init__(self, protocol_version: _Optional[int] = ..., oldest_protocol_version: _Optional[int] = ..., instance_id: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., boot_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Geometry(_message.Message):
     __slots__ = ("num_blocks", "block_size", "max_num_seqs", "max_model_len", "max_num_batched_tokens", "vocab_size")
@@ -103,16 +121,18 @@ class Beat(_message.Message):
     def __init__(self, instance_id: _Optional[int] = ..., step_id: _Optional[int] = ..., busy_ms: _Optional[int] = ...) -> None: ...
 
 class Fault(_message.Message):
-    __slots__ = ("boot_id", "epoch", "step_id", "message")
+    __slots__ = ("boot_id", "epoch", "step_id", "message", "kind")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     epoch: int
     step_id: int
     message: str
-    def __init__(self, boot_id: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    kind: FaultKind
+    def __init__(self, boot_id: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., message: _Optional[str] = ..., kind: _Optional[_Union[FaultKind, str]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
     __slots__ = ("boot_id", "epoch", "step_id", "release", "admit", "copy", "grow", "prefill")

@@ -1,0 +1,84 @@
+"""What ends a request, a child or the whole service: poison, silence, the restart budget. Real processes."""
+
+import asyncio
+import os
+import signal
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.e2e.server import Serve
+from tests.e2e.test_faults import LIMIT_S, SLOW, assert_clean, drawn, pids, requests, streams, until
+
+SEED = 7_777
+# No innocent request of this seed holds or draws it.
+POISON = 49_151
+
+
+def options(model, *more: str) -> tuple[str, ...]:
+    return ("--model", str(model), "--backend", "simulated", *more)
+
+
+def health(serve: Serve, service: str = "") -> int:
+    with grpc.insecure_channel(serve.addresses[0]) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status
+
+
+def with_poison(count: int):
+    made = requests(count, SEED, low=40, high=60)
+    for request in made:
+        assert POISON not in [*request.token_ids.ids, *drawn(request)]
+    made[count // 2].token_ids.ids.insert(3, POISON)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["kill", "nan"])
+async def test_a_request_that_kills_every_executor_ends_and_the_others_live(tmp_path, default_model, kind):
+    env = {"STEPWIRE_SIM_FAULT": f"{kind}:{POISON}"}
+    with Serve(tmp_path, *options(default_model), frontends=2, env=env) as serve:
+        async with streams(serve, with_poison(9), begun=False) as running:
+            pass
+        guilty = running.pop(4)
+        assert guilty.error is not None
+        assert guilty.error.code() == grpc.StatusCode.INTERNAL
+        assert "executors died" in guilty.error.details()
+        assert guilty.token_ids == []
+        assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+        assert 4 <= serve.load().epoch - 1 <= 5
+        if kind == "nan":
+            assert serve.metric("stepwire_epochs_ended_total", reason="not_finite") >= 4
+            assert serve.metric("stepwire_deaths_total") == 0
+        assert_clean(serve)
+
+
+async def test_beyond_the_restart_limit_everybody_is_told_and_the_service_ends(tmp_path, default_model):
+    with Serve(tmp_path, *options(default_model, "--restart-limit", "1"), env=SLOW) as serve:
+        async with streams(serve, requests(6, SEED + 1, low=3000, high=3000)) as running:
+            first = pids(serve, "executor")
+            os.kill(first[0], signal.SIGKILL)
+            await until(lambda: pids(serve, "executor") != first)
+            os.kill(pids(serve, "executor")[0], signal.SIGKILL)
+        assert {stream.error.code() for stream in running if stream.error} == {grpc.StatusCode.UNAVAILABLE}
+        assert all(stream.error for stream in running)
+        assert await asyncio.to_thread(serve.process.wait, LIMIT_S) == 1
+        assert (
+            "executor keeps dying (SIGKILL; 1 restarts in 10 minutes did not help)" in serve.output().splitlines()[-1]
+        )
+        assert "Traceback" not in serve.output()
+
+
+@pytest.mark.parametrize("part", ["executor", "scheduler"])
+async def test_what_stands_still_for_good_is_replaced_and_health_says_so_meanwhile(tmp_path, default_model, part):
+    with Serve(tmp_path, *options(default_model, "--silence-limit", "6"), env=SLOW) as serve:
+        before = pids(serve, part)
+        async with streams(serve, requests(8, SEED + 2, low=400, high=400)) as running:
+            os.kill(before[0], signal.SIGSTOP)
+            await until(lambda: health(serve) == health_pb2.HealthCheckResponse.NOT_SERVING)
+            assert health(serve, "liveness") == health_pb2.HealthCheckResponse.SERVING
+            await until(lambda: pids(serve, part) != before)
+            await until(lambda: health(serve) == health_pb2.HealthCheckResponse.SERVING)
+        assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+        assert "no sign of life for 6 s: killed" in serve.output()
+        assert_clean(serve)
