@@ -2,6 +2,7 @@
 
     T  tokens computed in this step, rows one after another        R  rows that compute
     S  rows for which a token is drawn (they compute their newest) B  longest block table among the R
+    L  tokens whose logits are wanted: those of the S, and those scored for prompt logprobs
 
 A prefill of many tokens and a decode of one are the same lines here: a row computes positions
 num_computed .. num_computed + n - 1.
@@ -13,6 +14,7 @@ import numpy as np
 
 from executor_svc.rows import RowTable, Work
 from executor_svc.sampling import SamplingBatch
+from executor_svc.scoring import Scoring, find_scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,10 @@ class ForwardBatch:
     seq_lens: np.ndarray  # int32 [R]: tokens with K and V after this step
     block_tables: np.ndarray  # int32 [R, B]; entries past a row's own length are valid but meaningless
     sampled: np.ndarray  # bool [R]
-    logits_index: np.ndarray  # int32 [S]: the last token of each sampled row
+    logits_index: np.ndarray  # int32 [L], ascending: the last token of each sampled row, and every scored one
     num_tokens: int  # T
     sampling: SamplingBatch
+    scoring: Scoring | None = None  # None: L is S
 
 
 def build_batch(rows: RowTable, work: Work) -> ForwardBatch:
@@ -45,6 +48,7 @@ def build_batch(rows: RowTable, work: Work) -> ForwardBatch:
     block = rows.block_table[row_of_token, positions // block_size]
     seq_lens = computed + work.num_tokens
     max_blocks = -(-int(seq_lens.max(initial=0)) // block_size)
+    logits_index, scoring = find_scored(rows, work, cu_seqlens)
     return ForwardBatch(
         rows=work.rows,
         token_ids=rows.tokens[row_of_token, positions],
@@ -54,7 +58,8 @@ def build_batch(rows: RowTable, work: Work) -> ForwardBatch:
         seq_lens=seq_lens,
         block_tables=rows.block_table[work.rows, :max_blocks],
         sampled=work.samples,
-        logits_index=cu_seqlens[1:][work.samples] - 1,
+        logits_index=logits_index,
         num_tokens=num_tokens,
         sampling=rows.sampling.select(work.rows[work.samples], rows.tokens, rows.num_prompt, rows.num_known),
+        scoring=scoring,
     )

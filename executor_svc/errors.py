@@ -6,6 +6,7 @@
     │   ├── PlanViolation    a plan broke the contract: it named something that does not exist or does not fit
     │   └── ComputeFault     the device answered nonsense (a token outside the vocabulary)
     │       └── NotFinite    ... not-a-number or infinite logits
+    ├── RowFault         one row's parameters leave nothing to draw: its request ends, the step and the others do not
     └── Refused          the scheduler will never serve us (another model, another protocol)
 
 Anything else is a bug or a broken device: it ends the process, and the scheduler recovers by epoch.
@@ -36,6 +37,10 @@ class ComputeFault(EpochFault):
 
 class NotFinite(ComputeFault):
     kind = step_pb2.FAULT_KIND_NOT_FINITE
+
+
+class RowFault(ExecutorError):
+    """`str(fault)` is for the client."""
 
 
 class Refused(ExecutorError):

@@ -35,13 +35,28 @@ def _mix32_in_place(x: np.ndarray, scratch: np.ndarray) -> None:
             np.multiply(x, factor, out=x)
 
 
+def mixed_ids(vocab_size: int) -> np.ndarray:
+    """uint32 [vocab_size]: the part of every number that no key changes."""
+    base = np.arange(vocab_size, dtype=np.uint32) * np.uint32(0x9E3779B1)
+    _mix32_in_place(base, np.empty_like(base))
+    return base
+
+
+def draw_bits(mixed: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """uint32 [n]: bits(i) under keys[i], uint64, of the token whose mixed id is mixed[i]."""
+    bits = (mixed ^ (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32)) * (
+        (keys >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+    )
+    _mix32_in_place(bits, np.empty_like(bits))
+    return bits
+
+
 class NoiseSource:
     """bits() over a vocabulary, with the part that no key changes computed once and the buffers kept."""
 
     def __init__(self, vocab_size: int):
-        self._base = np.arange(vocab_size, dtype=np.uint32) * np.uint32(0x9E3779B1)
+        self._base = mixed_ids(vocab_size)
         self._bits, self._scratch = np.empty_like(self._base), np.empty_like(self._base)
-        _mix32_in_place(self._base, self._scratch)
 
     def all_bits(self, key: int) -> np.ndarray:
         """uint32 [vocab_size]; overwritten by the next call."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from executor_svc.constraints import Grammars
 from executor_svc.errors import ComputeFault, NotFinite, PlanViolation
 from executor_svc.sampling import SamplingTable
 from protos.stepwire.wire.v1 import step_pb2
@@ -37,7 +38,7 @@ class Work:
 
 
 class RowTable:
-    def __init__(self, geometry: step_pb2.Geometry):
+    def __init__(self, geometry: step_pb2.Geometry, grammars: Grammars | None = None):
         num_rows = geometry.max_num_seqs
         self.geometry = geometry
         self.max_blocks = -(-geometry.max_model_len // geometry.block_size)
@@ -49,7 +50,7 @@ class RowTable:
         self.block_table = np.zeros((num_rows, self.max_blocks), np.int32)
         self.num_blocks = np.zeros(num_rows, np.int32)
         self.live = np.zeros(num_rows, bool)
-        self.sampling = SamplingTable(num_rows, geometry.vocab_size)
+        self.sampling = SamplingTable(num_rows, geometry.vocab_size, grammars)
 
     def reset(self) -> None:
         self.live[:] = False

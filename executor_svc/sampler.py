@@ -16,17 +16,22 @@ from collections.abc import Callable
 import numpy as np
 
 from executor_svc.backends.base import StepOutput
-from executor_svc.errors import NotFinite
+from executor_svc.errors import NotFinite, RowFault
+from executor_svc.masks import NOTHING_LEFT, permitted
 from executor_svc.noise import NoiseSource, draw_key, exponential
+from executor_svc.race import Race
 from executor_svc.sampling import NO_LOGPROBS, History, SamplingBatch
+from executor_svc.scoring import Scoring, messages
 from protos.stepwire.wire.v1 import step_pb2
 
 _LARGEST = np.finfo(np.float32).max
 
 
 class Sampler:
-    def __init__(self, vocab_size: int):
+    def __init__(self, vocab_size: int, race: Race | None = None):
+        """race: draws the same unfiltered tokens, faster."""
         self._vocab_size = vocab_size
+        self._race = race
         self._noise = NoiseSource(vocab_size)
         self._z = np.empty(vocab_size, np.float32)
         self._reach = np.empty(vocab_size, np.float32)
@@ -40,12 +45,21 @@ class Sampler:
             raise NotFinite("the model's logits are not finite")
         token_ids = token_ids.astype(np.int32)
         parameters = batch.parameters
-        adjusted = {}
+        adjusted: dict[int, np.ndarray] = {}
+        faults: dict[int, RowFault] = {}
         for history in batch.histories:
-            row = adjust(logits[history.index], history, parameters[history.index])
-            adjusted[history.index] = row
-            token_ids[history.index] = row.argmax()
-        for index in np.flatnonzero(parameters["temperature"] > 0).tolist():
+            index = history.index
+            try:
+                adjusted[index] = row = adjust(logits[index], history, parameters[index])
+            except RowFault as fault:
+                faults[index] = fault
+            else:
+                token_ids[index] = row.argmax()
+        drawing = np.flatnonzero(parameters["temperature"] > 0)
+        drawing = drawing[[index not in faults for index in drawing.tolist()]] if faults else drawing
+        if self._race is not None:
+            drawing = self._draw_unfiltered(self._race, logits, adjusted, batch, drawing, token_ids)
+        for index in drawing.tolist():
             row = adjusted[index] if index in adjusted else logits[index]
             token_ids[index] = self._draw(row, parameters[index], int(token_ids[index]), int(batch.positions[index]))
         logprobs = [
@@ -53,7 +67,31 @@ class Sampler:
             for index, count in enumerate(parameters["logprobs"].tolist())
             if count != NO_LOGPROBS
         ]
-        return StepOutput(token_ids, logprobs)
+        told = [step_pb2.RowFault(row=int(batch.rows[index]), message=str(fault)) for index, fault in faults.items()]
+        return StepOutput(token_ids, logprobs, faults=told)
+
+    def _draw_unfiltered(
+        self,
+        race: Race,
+        logits: np.ndarray,
+        adjusted: dict[int, np.ndarray],
+        batch: SamplingBatch,
+        drawing: np.ndarray,
+        token_ids: np.ndarray,
+    ) -> np.ndarray:
+        """Replaces the most likely tokens of rows without filters by those they draw; returns the other rows."""
+        asked = batch.parameters[drawing]
+        is_free = (asked["min_p"] == 0) & (asked["top_p"] == 1)
+        is_free &= (asked["top_k"] == 0) | (asked["top_k"] >= self._vocab_size)
+        free = drawing[is_free]
+        if len(free):
+            keys = [
+                draw_key(int(one["seed"]), int(one["choice"]), position)
+                for one, position in zip(asked[is_free], batch.positions[free].tolist(), strict=True)
+            ]
+            rows = [np.ascontiguousarray(adjusted.get(index, logits[index])) for index in free.tolist()]
+            token_ids[free] = race.draw(rows, token_ids[free], asked["temperature"][is_free], np.array(keys, np.uint64))
+        return drawing[~is_free]
 
     def _draw(self, logits: np.ndarray, parameters: np.void, best: int, position: int) -> int:
         """`best` is a token with the largest logit."""
@@ -87,7 +125,7 @@ class Sampler:
 
 
 def adjust(logits: np.ndarray, history: History, parameters: np.void) -> np.ndarray:
-    """A copy with this row's bias, penalties and masks."""
+    """A copy with this row's bias, penalties and masks. Raises RowFault when they leave nothing to draw."""
     row, sets = logits.copy(), history.sets
     row[sets.bias_ids] += sets.bias_values
     repetition = parameters["repetition"]
@@ -101,15 +139,10 @@ def adjust(logits: np.ndarray, history: History, parameters: np.void) -> np.ndar
     if parameters["presence"] or parameters["frequency"]:
         ids, counts = np.unique(history.output, return_counts=True)
         row[ids] -= parameters["presence"] + parameters["frequency"] * counts.astype(np.float32)
-    if len(sets.allowed):
-        allowed = np.full_like(row, -np.inf)
-        allowed[sets.allowed] = row[sets.allowed]
-        row = allowed
-    if len(history.output) < parameters["min_tokens"]:
-        barred = row[sets.stop]
-        row[sets.stop] = -np.inf
-        if row.max() == -np.inf:  # only stop tokens are allowed: what the client allows wins
-            row[sets.stop] = barred
+    if history.has_changing_mask or len(sets.allowed) or len(history.output) < parameters["min_tokens"]:
+        row[~permitted(history, int(parameters["min_tokens"]), len(row))] = -np.inf
+        if row.max() == -np.inf:
+            raise RowFault(NOTHING_LEFT)
     return row
 
 
@@ -160,12 +193,17 @@ def _at_least(values: np.ndarray, kth: np.float32, k: int) -> np.ndarray:
     return places
 
 
+def most_likely(logits: np.ndarray, count: int) -> np.ndarray:
+    """The `count` most likely ids, most likely first, lower ones first among equals."""
+    top = _largest(logits, count) if count else np.empty(0, np.int64)
+    return top[np.argsort(-logits[top], kind="stable")]
+
+
 def row_logprobs(logits: np.ndarray, token: int, num_top: int, row: int) -> step_pb2.RowLogprobs:
     """Of the drawn token and of the num_top most likely ones; minus infinity stays what it is."""
     largest = logits.max()
     log_total = float(largest) + np.log(np.exp(logits - largest).sum(dtype=np.float64))
-    top = _largest(logits, min(num_top, len(logits))) if num_top else np.empty(0, np.int64)
-    top = top[np.argsort(-logits[top], kind="stable")]
+    top = most_likely(logits, min(num_top, len(logits)))
     return step_pb2.RowLogprobs(
         row=row,
         logprob=float(logits[token]) - log_total,
@@ -173,3 +211,19 @@ def row_logprobs(logits: np.ndarray, token: int, num_top: int, row: int) -> step
         top_token_ids=top.astype("<i4").tobytes(),
         top_logprobs=(logits[top].astype(np.float64) - log_total).astype("<f4").tobytes(),
     )
+
+
+def score(logits: np.ndarray, scoring: Scoring) -> list[step_pb2.PromptLogprobs]:
+    """logits: float32 [P, vocab_size] of the scored tokens. Raises NotFinite."""
+    largest = logits.max(axis=1)
+    if not np.isfinite(largest).all():
+        raise NotFinite("the model's logits are not finite")
+    log_total = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64))
+    drawn = logits[np.arange(len(logits)), scoring.targets]
+    ranks = (logits > drawn[:, None]).sum(axis=1) + 1
+    width = min(int(scoring.counts.max()), logits.shape[1])
+    top_ids = np.empty((len(logits), width), np.int64)
+    for ids, row in zip(top_ids, logits, strict=True):
+        ids[:] = most_likely(row, width)
+    top = np.take_along_axis(logits, top_ids, axis=1) - log_total[:, None]
+    return list(messages(scoring, drawn - log_total, ranks, top_ids, top))

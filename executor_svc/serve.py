@@ -10,6 +10,7 @@ from pathlib import Path
 from executor_svc.backends.base import Backend
 from executor_svc.backends.select import make_backend
 from executor_svc.config import ExecutorConfig
+from executor_svc.constraints import Grammars
 from executor_svc.link import ExecutorLink, LinkSettings
 from executor_svc.metrics import ExecutorMetrics
 from executor_svc.startup import Startup
@@ -23,7 +24,7 @@ def serve(config: ExecutorConfig, settings: LinkSettings, ready_file: Path | Non
         metrics.serve(config.metrics_host, config.metrics_port)
     startup = Startup()
     backend = make_backend(config, startup)
-    worker = Worker(backend, metrics.step)
+    worker = Worker(backend, Grammars(config.model, backend.geometry.vocab_size), metrics.step)
     with ExecutorLink(hello_of(backend), settings) as link:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""The loop: receive a plan, apply, copy, batch, run, append, answer.
+"""The loop: receive a plan, apply, copy, batch, run, append, answer. A step that scores a long prompt runs in passes.
 
 The worker decides nothing and knows no transport: a link hands it epochs and, strictly in order, plans. A plan that
 breaks the contract and nonsense from the device end the epoch with a fault. Any other exception, every error of the
@@ -11,9 +11,11 @@ from typing import Protocol
 
 from executor_svc.backends.base import Backend
 from executor_svc.batch import build_batch
+from executor_svc.constraints import Grammars
 from executor_svc.errors import EpochFault
 from executor_svc.protocol import EpochStarted
 from executor_svc.rows import RowTable
+from executor_svc.scoring import passes
 from protos.stepwire.wire.v1 import step_pb2
 
 
@@ -28,9 +30,14 @@ class Link(Protocol):
 
 
 class Worker:
-    def __init__(self, backend: Backend, observe: Callable[[step_pb2.StepResult], None] = lambda _: None):
-        """`observe` hears of every result once it is on its way."""
-        self.rows = RowTable(backend.geometry)
+    def __init__(
+        self,
+        backend: Backend,
+        grammars: Grammars | None = None,
+        observe: Callable[[step_pb2.StepResult], None] = lambda _: None,
+    ):
+        """grammars: None refuses every constraint. `observe` hears of every result once it is on its way."""
+        self.rows = RowTable(backend.geometry, grammars)
         self._backend = backend
         self._observe = observe
 
@@ -61,11 +68,13 @@ class Worker:
         if work.copy.size:
             self._backend.copy_blocks(work.copy)
         result = step_pb2.StepResult(boot_id=plan.boot_id, epoch=plan.epoch, step_id=plan.step_id)
-        if work.rows.size:
-            output = self._backend.run(build_batch(self.rows, work))
-            self.rows.append(work, output.token_ids)
-            result.token_ids = output.token_ids.astype("<i4", copy=False).tobytes()
+        for part in passes(self.rows, work) if work.rows.size else ():
+            output = self._backend.run(build_batch(self.rows, part))
+            self.rows.append(part, output.token_ids)
+            result.token_ids += output.token_ids.astype("<i4", copy=False).tobytes()
             result.logprobs.extend(output.logprobs)
+            result.prompt_logprobs.extend(output.prompt_logprobs)
+            result.faults.extend(output.faults)
         result.num_rows, result.num_stored_tokens = self.rows.digest()
         result.forward_us = min((time.perf_counter_ns() - started) // 1000, 2**32 - 1)
         return result

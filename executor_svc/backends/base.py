@@ -17,6 +17,9 @@ from protos.stepwire.wire.v1 import step_pb2
 class StepOutput:
     token_ids: np.ndarray  # int32 [S], in ascending row order
     logprobs: list[step_pb2.RowLogprobs] = field(default_factory=list)  # of the rows that asked, same order
+    prompt_logprobs: list[step_pb2.PromptLogprobs] = field(default_factory=list)  # of the batch's `scoring`
+    # Rows that could draw nothing; their entries in token_ids are any ids.
+    faults: list[step_pb2.RowFault] = field(default_factory=list)
 
 
 class Backend(Protocol):

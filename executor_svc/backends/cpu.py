@@ -1,5 +1,6 @@
 """The CPU backend: a real model, its KV pool and the sampler, glued. How the model computes is the model's business."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,8 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.load import load_model
 from executor_svc.model.native import has_fast_bf16
-from executor_svc.sampler import Sampler
+from executor_svc.race import Race, load_race
+from executor_svc.sampler import Sampler, score
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2
 
@@ -30,12 +32,19 @@ class CpuBackend:
     name = "cpu"
     device = "cpu"
 
-    def __init__(self, decoder: Decoder, pool: KVPool, geometry: step_pb2.Geometry, identity: step_pb2.ModelIdentity):
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        geometry: step_pb2.Geometry,
+        identity: step_pb2.ModelIdentity,
+        race: Race | None = None,
+    ):
         self.geometry = geometry
         self.identity = identity
         self._decoder = decoder
         self._pool = pool
-        self._sampler = Sampler(geometry.vocab_size)
+        self._sampler = Sampler(geometry.vocab_size, race)
 
     def reset(self) -> None:
         """Nothing to forget: no block is read before the new epoch has written it."""
@@ -46,7 +55,11 @@ class CpuBackend:
     def run(self, batch: ForwardBatch) -> StepOutput:
         with torch.inference_mode():
             logits = self._decoder.forward(batch, self._pool)
-        return self._sampler.sample(logits.numpy(), batch.sampling)
+        wanted, scoring = logits.numpy(), batch.scoring
+        if scoring is None:
+            return self._sampler.sample(wanted, batch.sampling)
+        output = self._sampler.sample(wanted[scoring.others], batch.sampling)
+        return replace(output, prompt_logprobs=score(wanted[scoring.index], scoring))
 
 
 def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
@@ -85,7 +98,8 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
         kv_dtype=_name(decoder.kv_dtype),
         fingerprint=fingerprint(config.model),
     )
-    return CpuBackend(decoder, pool, geometry, identity)
+    race = load_race(cache_directory() / "native", geometry.vocab_size, num_threads, startup.note)
+    return CpuBackend(decoder, pool, geometry, identity, race)
 
 
 def resolve_dtype(choice: Dtype) -> Weights:

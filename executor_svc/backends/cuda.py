@@ -16,7 +16,14 @@ import triton
 
 from executor_svc.backends.base import StepOutput
 from executor_svc.backends.cuda_decoder import AttentionStep, SharedPrefixes, TritonDecoder
-from executor_svc.backends.cuda_sampling import DeviceLogprobs, DeviceSampler, logprob_messages, upload
+from executor_svc.backends.cuda_sampling import (
+    DeviceLogprobs,
+    DeviceSampler,
+    device_logprobs,
+    logprob_messages,
+    score_messages,
+    upload,
+)
 from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange, is_decode_only, splits_needed
 from executor_svc.backends.cuda_warm_up import warm_up_batches
 from executor_svc.batch import ForwardBatch
@@ -28,6 +35,7 @@ from executor_svc.identity import fingerprint
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.weights import WeightSource
+from executor_svc.scoring import Scoring
 from executor_svc.startup import Startup
 from kernels import attention_shared
 from kernels.attention_decode import DecodeWorkspace, num_splits
@@ -57,13 +65,16 @@ class Pending:
     tokens: torch.Tensor
     logprobs: DeviceLogprobs | None
     rows: np.ndarray  # the sampled ones
+    faults: list[step_pb2.RowFault]
+    scores: tuple[DeviceLogprobs, Scoring] | None
     arrived: "torch.cuda.Event | None"
 
     def wait(self) -> StepOutput:
         if self.arrived is not None:
             self.arrived.synchronize()
         messages = logprob_messages(self.logprobs, self.rows) if self.logprobs is not None else []
-        return StepOutput(self.tokens.numpy().copy(), messages)
+        scores = score_messages(*self.scores) if self.scores is not None else []
+        return StepOutput(self.tokens.numpy().copy(), messages, scores, self.faults)
 
 
 class CudaBackend:
@@ -116,11 +127,22 @@ class CudaBackend:
     def launch(self, batch: ForwardBatch) -> Pending:
         self._update_tables(batch)
         logits = self._forward(batch)
-        tokens, logprobs = self._sampler.draw(logits, batch.sampling)
+        scores = None
+        if batch.scoring is not None:
+            scores = self._score(logits, batch.scoring)
+            logits = logits[upload(batch.scoring.others, self._where)]
+            if not len(logits):
+                empty = torch.empty(0, dtype=torch.int32, device=self._where)
+                return self._send(empty, None, batch.sampling.rows, [], scores)
+        tokens, logprobs, faults = self._sampler.draw(logits, batch.sampling)
         sampled = batch.sampling.rows
         if len(sampled):
             self._newest[upload(sampled.astype(np.int64), self._where)] = tokens
-        return self._send(tokens, logprobs, sampled)
+        return self._send(tokens, logprobs, sampled, faults, scores)
+
+    def _score(self, logits: torch.Tensor, scoring: Scoring) -> tuple[DeviceLogprobs, Scoring]:
+        raw, targets = logits[upload(scoring.index, self._where)], upload(scoring.targets, self._where)
+        return device_logprobs(raw, targets, scoring.index.tolist(), scoring.counts.tolist()), scoring
 
     def _update_tables(self, batch: ForwardBatch) -> None:
         changed = self._mirror.update(batch)
@@ -166,25 +188,30 @@ class CudaBackend:
         )
         return SharedPrefixes(members, work, counts)
 
-    def _send(self, tokens: torch.Tensor, logprobs: DeviceLogprobs | None, rows: np.ndarray) -> Pending:
+    def _send(
+        self,
+        tokens: torch.Tensor,
+        logprobs: DeviceLogprobs | None,
+        rows: np.ndarray,
+        faults: list[step_pb2.RowFault],
+        scores: tuple[DeviceLogprobs, Scoring] | None,
+    ) -> Pending:
         if self._where.type != "cuda":
-            return Pending(tokens, logprobs, rows, None)
+            return Pending(tokens, logprobs, rows, faults, scores, None)
 
         def home(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to("cpu", non_blocking=True)
 
-        if logprobs is not None:
-            logprobs = replace(
-                logprobs,
-                drawn=home(logprobs.drawn),
-                ranks=home(logprobs.ranks),
-                top_ids=home(logprobs.top_ids),
-                top_logprobs=home(logprobs.top_logprobs),
-            )
+        def all_home(found: DeviceLogprobs) -> DeviceLogprobs:
+            names = ("drawn", "ranks", "top_ids", "top_logprobs")
+            return replace(found, **{name: home(getattr(found, name)) for name in names})
+
+        logprobs = None if logprobs is None else all_home(logprobs)
+        scores = None if scores is None else (all_home(scores[0]), scores[1])
         tokens = home(tokens)
         arrived = torch.cuda.Event()
         arrived.record()
-        return Pending(tokens, logprobs, rows, arrived)
+        return Pending(tokens, logprobs, rows, faults, scores, arrived)
 
     # ---- before the first request ---------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """Drawing on the device: the columns of a step uploaded at once, the rules of adjusted rows kept in device tables.
 
 A row's rules are written when its sequence is first seen and counted forward as it draws; the host reads nothing back.
+What a constraint or bad words permit depends on what was drawn: those masks are made on the host in every step, while
+What a constraint or bad words permit depends on what was drawn: such masks are made on the host in every step, while
 """
 
 from dataclasses import dataclass
@@ -8,7 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from executor_svc.errors import RowFault
+from executor_svc.masks import permitted
 from executor_svc.sampling import NO_LOGPROBS, History, SamplingBatch
+from executor_svc.scoring import Scoring, messages
 from kernels.logits import LogitRules, apply_rules, argmax_lse, count_drawn, count_tokens
 from kernels.sample import CANDIDATES, sample
 from protos.stepwire.wire.v1 import step_pb2
@@ -74,23 +79,26 @@ class DeviceSampler:
     def reset(self) -> None:
         self._holds.clear()
 
-    def draw(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, DeviceLogprobs | None]:
-        """(int32 [S] on the device, logprobs of those who asked); logits float32 [S, V] may be changed."""
+    def draw(
+        self, logits: torch.Tensor, batch: SamplingBatch
+    ) -> tuple[torch.Tensor, DeviceLogprobs | None, list[step_pb2.RowFault]]:
+        """(int32 [S] on the device, logprobs of those who asked, rows that could draw nothing); logits float32 [S, V]
+        may be changed."""
         asked = np.flatnonzero(batch.parameters["logprobs"] != NO_LOGPROBS).tolist()
         # Indexed by what was uploaded: a list would make the host wait.
         askers = self._upload(np.array(asked, np.int64))
         raw = logits[askers] if asked else None
-        if batch.histories:
-            self._adjust(logits, batch)
+        faults = self._adjust(logits, batch) if batch.histories else []
         columns = unpack_columns(self._upload(pack_columns(batch)), len(batch.rows))
         tokens = sample(logits, scratch=self._scratch, **columns)
         if batch.histories:
             self._count(batch, tokens)
         if raw is None:
-            return tokens, None
-        return tokens, _logprobs(raw, tokens[askers], asked, batch.parameters["logprobs"][asked].tolist())
+            return tokens, None, faults
+        found = device_logprobs(raw, tokens[askers], asked, batch.parameters["logprobs"][asked].tolist())
+        return tokens, found, faults
 
-    def _adjust(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
+    def _adjust(self, logits: torch.Tensor, batch: SamplingBatch) -> list[step_pb2.RowFault]:
         rows = np.full(len(batch.rows), -1, np.int32)
         for history in batch.histories:
             row = int(batch.rows[history.index])
@@ -98,7 +106,25 @@ class DeviceSampler:
             if self._holds.get(row) is not history.sets:
                 self._write_row(row, history, batch.parameters[history.index])
                 self._holds[row] = history.sets
+        faults = self._write_masks(batch)
         apply_rules(logits, self._upload(rows), self._rules)
+        return faults
+
+    def _write_masks(self, batch: SamplingBatch) -> list[step_pb2.RowFault]:
+        changing = [history for history in batch.histories if history.has_changing_mask]
+        if not changing:
+            return []
+        faults, words = [], []
+        rows = batch.rows[[history.index for history in changing]]
+        for history, row in zip(changing, rows.tolist(), strict=True):
+            try:
+                mask = permitted(history, int(batch.parameters["min_tokens"][history.index]), self._vocab_size)
+            except RowFault as fault:
+                faults.append(step_pb2.RowFault(row=row, message=str(fault)))
+                mask = np.ones(self._vocab_size, bool)
+            words.append(mask_words(mask))
+        self._rules.allowed[self._upload(rows.astype(np.int64))] = self._upload(np.stack(words))
+        return faults
 
     def _count(self, batch: SamplingBatch, tokens: torch.Tensor) -> None:
         adjusted = [history.index for history in batch.histories]
@@ -113,11 +139,13 @@ class DeviceSampler:
         rules.counts[row].zero_()
         count_tokens(rules.counts[row], self._upload(history.prompt), in_prompt=True)
         count_tokens(rules.counts[row], self._upload(history.output), in_prompt=False)
-        penalties = [parameters["presence"], parameters["frequency"], parameters["repetition"], bool(len(sets.allowed))]
+        is_masked = history.has_changing_mask or bool(len(sets.allowed))
+        penalties = [parameters["presence"], parameters["frequency"], parameters["repetition"], is_masked]
         rules.penalties[row] = self._upload(np.array(penalties, np.float32))
         if len(sets.allowed):
             rules.allowed[row] = self._upload(allowed_mask(sets.allowed, self._vocab_size))
-        ids, values, until = edits(history, int(parameters["min_tokens"]))
+        # A changing mask has min_tokens in it.
+        ids, values, until = edits(history, 0 if history.has_changing_mask else int(parameters["min_tokens"]))
         rules.edit_ids[row, : len(ids)] = self._upload(ids)
         rules.edit_values[row, : len(ids)] = self._upload(values)
         rules.edit_until[row, : len(ids)] = self._upload(until)
@@ -136,9 +164,14 @@ def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def allowed_mask(allowed: np.ndarray, vocab_size: int) -> np.ndarray:
     """int32 [ceil(V / 32)]: id v is bit v % 32 of word v // 32."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[allowed] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)
+    mask = np.zeros(vocab_size, bool)
+    mask[allowed] = True
+    return mask_words(mask)
+
+
+def mask_words(mask: np.ndarray) -> np.ndarray:
+    """The same of bool [V]."""
+    return np.packbits(np.pad(mask, (0, -len(mask) % 32)), bitorder="little").view(np.int32)
 
 
 def edits(history: History, min_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -154,7 +187,7 @@ def edits(history: History, min_tokens: int) -> tuple[np.ndarray, np.ndarray, np
     return ids, values, until
 
 
-def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, index: list[int], counts: list[int]) -> DeviceLogprobs:
+def device_logprobs(raw: torch.Tensor, tokens: torch.Tensor, index: list[int], counts: list[int]) -> DeviceLogprobs:
     _, _, lse = argmax_lse(raw)
     chosen = raw.gather(1, tokens.long().clamp_min(0)[:, None])
     # topk orders equal values as it likes; a stable sort of few would need all. Ids break ties on the host.
@@ -169,13 +202,21 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, index: list[int], counts:
     )
 
 
+def score_messages(found: DeviceLogprobs, scoring: Scoring) -> list[step_pb2.PromptLogprobs]:
+    """Of a pass's scored tokens; on the host, once the copies have arrived."""
+    ids, logprobs = found.top_ids.numpy(), found.top_logprobs.numpy()
+    order = np.lexsort((ids, -logprobs), axis=1)
+    ids, logprobs = np.take_along_axis(ids, order, 1), np.take_along_axis(logprobs, order, 1)
+    return list(messages(scoring, found.drawn.numpy(), found.ranks.numpy(), ids, logprobs))
+
+
 def logprob_messages(found: DeviceLogprobs, rows: np.ndarray) -> list[step_pb2.RowLogprobs]:
     """On the host, once the copies have arrived."""
-    messages = []
+    told = []
     for i, (index, count) in enumerate(zip(found.index, found.counts, strict=True)):
         ids, logprobs = found.top_ids[i].numpy(), found.top_logprobs[i].numpy()
         order = np.lexsort((ids, -logprobs))[:count]
-        messages.append(
+        told.append(
             step_pb2.RowLogprobs(
                 row=int(rows[index]),
                 logprob=float(found.drawn[i]),
@@ -184,4 +225,4 @@ def logprob_messages(found: DeviceLogprobs, rows: np.ndarray) -> list[step_pb2.R
                 top_logprobs=logprobs[order].astype("<f4").tobytes(),
             )
         )
-    return messages
+    return told

@@ -7,22 +7,25 @@ tokens, or is caught at once, because every slot remembers the token and the pos
     token   = mix64(context) mod vocab_size                               greedy
     token   = mix64(context ^ draw_key(seed, choice, position)) mod vocab_size      temperature > 0
 
-allowed_token_ids and min_tokens are obeyed (a forbidden token moves on to the next id); top-k, top-p, min-p, penalties
-and biases change nothing. Logprobs are invented: the drawn token has 0, the j-th after it (mod vocab_size) has -j.
+allowed_token_ids, min_tokens, bad words and constraints are obeyed (a forbidden token moves on to the next id); top-k,
+top-p, min-p, penalties and biases change nothing. Logprobs are invented: the drawn token has 0, the j-th after it (mod
+vocab_size) has -j; a prompt's tokens are scored in the same way.
 `next_token` says the same in plain words, for tests.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from executor_svc.backends.base import StepOutput
 from executor_svc.backends.injected_fault import InjectedFault
 from executor_svc.batch import ForwardBatch
-from executor_svc.errors import ComputeFault
+from executor_svc.errors import ComputeFault, RowFault
+from executor_svc.masks import permitted
 from executor_svc.noise import draw_key, mix64
 from executor_svc.sampling import NO_LOGPROBS, History, SamplingBatch
+from executor_svc.scoring import Scoring, messages
 from protos.stepwire.wire.v1 import step_pb2
 
 FACTOR = 0x9E3779B97F4A7C55  # odd, so that no power of it vanishes
@@ -100,6 +103,8 @@ class SimulatedBackend:
         self._positions.reshape(-1)[batch.slot_mapping] = batch.positions
         contexts = self._contexts(batch.block_tables[batch.sampled], batch.seq_lens[batch.sampled])
         output = _draw(contexts, batch.sampling, self.geometry.vocab_size)
+        if batch.scoring is not None:
+            output = replace(output, prompt_logprobs=_invented_scores(batch.scoring, self.geometry.vocab_size))
         remaining = started + self._step_time.seconds(batch) - time.perf_counter()
         if remaining > 0:
             time.sleep(remaining)
@@ -136,16 +141,20 @@ def _draw(contexts: np.ndarray, sampling: SamplingBatch, vocab_size: int) -> Ste
         words[index] ^= np.uint64(draw_key(seed, choice, int(sampling.positions[index])))
     words = _mix64(words)
     token_ids = (words % np.uint64(vocab_size)).astype(np.int32)
+    faults = []
     for history in sampling.histories:
         index = history.index
         min_tokens = int(parameters["min_tokens"][index])
-        token_ids[index] = _permitted(int(words[index]), history, min_tokens, vocab_size)
+        try:
+            token_ids[index] = _permitted(int(words[index]), history, min_tokens, vocab_size)
+        except RowFault as fault:
+            faults.append(step_pb2.RowFault(row=int(sampling.rows[index]), message=str(fault)))
     logprobs = [
         _invented_logprobs(int(sampling.rows[index]), int(token_ids[index]), count, vocab_size)
         for index, count in enumerate(parameters["logprobs"].tolist())
         if count != NO_LOGPROBS
     ]
-    return StepOutput(token_ids, logprobs)
+    return StepOutput(token_ids, logprobs, faults=faults)
 
 
 def _mix64(words: np.ndarray) -> np.ndarray:
@@ -156,6 +165,9 @@ def _mix64(words: np.ndarray) -> np.ndarray:
 
 
 def _permitted(word: int, history: History, min_tokens: int, vocab_size: int) -> int:
+    if history.has_changing_mask:
+        ids = np.flatnonzero(permitted(history, min_tokens, vocab_size))
+        return int(ids[np.searchsorted(ids, word % vocab_size) % len(ids)])
     allowed = history.sets.allowed
     barred = set(history.sets.stop.tolist()) if len(history.output) < min_tokens else set()
     count = len(allowed) or vocab_size
@@ -165,6 +177,13 @@ def _permitted(word: int, history: History, min_tokens: int, vocab_size: int) ->
         if token not in barred:
             return token
     return token  # everything allowed is barred: the allowed set wins
+
+
+def _invented_scores(scoring: Scoring, vocab_size: int) -> list[step_pb2.PromptLogprobs]:
+    steps = np.arange(min(int(scoring.counts.max()), vocab_size))
+    zeros = np.zeros(len(scoring.targets))
+    top_ids = (scoring.targets[:, None] + steps) % vocab_size
+    return list(messages(scoring, zeros, zeros + 1, top_ids, np.broadcast_to(-steps, top_ids.shape)))
 
 
 def _invented_logprobs(row: int, token: int, count: int, vocab_size: int) -> step_pb2.RowLogprobs:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.contract import Output
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.rows import Roster
@@ -25,6 +26,8 @@ class Committed:
     output: Output
     step: Step
     stopped: list[tuple[Sequence, int]] = field(default_factory=list)
+    # Those that could draw nothing, and why.
+    faulted: list[tuple[Sequence, str]] = field(default_factory=list)
 
 
 class StopFilter:
@@ -68,10 +71,13 @@ def commit(epoch: Epoch, result: step_pb2.StepResult, stops: StopFilter) -> Comm
             sequence = _drawer(epoch, roster, i)
             if sequence.is_stop(int(tokens[i]), int(roster.first[i]) + step.step_id + 1):
                 committed.stopped.append((sequence, int(tokens[i])))
-    if result.logprobs:
+    if result.logprobs or result.faults:
         answered = roster.rows if heard is None else roster.rows[heard]
         entries = {row: i for i, row in enumerate(answered.tolist())}
         output.logprobs = [(entries[lp.row], lp) for lp in result.logprobs if lp.row in entries]
+    if result.faults:
+        _commit_faults(epoch, committed, result, entries)
+    _commit_scores(output, step, result)
     return committed
 
 
@@ -85,6 +91,37 @@ def _heard(epoch: Epoch, roster: Roster, tokens: np.ndarray) -> np.ndarray:
                 sequence.log += tokens[i : i + 1].tobytes()
                 heard[i] = True
     return heard
+
+
+def _commit_faults(epoch: Epoch, committed: Committed, result: step_pb2.StepResult, entries: dict[int, int]) -> None:
+    """Takes back what rows that could draw nothing seem to have drawn. `entries`: row -> entry of the output."""
+    output, roster = committed.output, committed.step.roster
+    where = {row: i for i, row in enumerate(roster.rows.tolist())}
+    keep = np.ones(len(output.token), bool)
+    for fault in result.faults:
+        if fault.row not in entries:
+            continue  # it was left meanwhile
+        keep[entries[fault.row]] = False
+        committed.faulted.append((_drawer(epoch, roster, where[fault.row]), fault.message))
+    committed.stopped = [entry for entry in committed.stopped if all(entry[0] is not s for s, _ in committed.faulted)]
+    places = np.cumsum(keep) - 1
+    output.session, output.handle = output.session[keep], output.handle[keep]
+    output.token, output.position = output.token[keep], output.position[keep]
+    output.logprobs = [(int(places[entry]), values) for entry, values in output.logprobs if keep[entry]]
+
+
+def _commit_scores(output: Output, step: Step, result: step_pb2.StepResult) -> None:
+    """Prompt logprobs count whatever became of the row, as long as somebody wants the request."""
+    if not result.prompt_logprobs:
+        return
+    sequences = {chunk.row: chunk.sequence for chunk in step.scored}
+    for values in result.prompt_logprobs:
+        sequence = sequences[values.row]
+        if not sequence.state_of_request.sequences:
+            continue
+        fresh = sequence.state_of_request.scores.take(values)
+        if fresh is not None:
+            output.prompt_logprobs.append((sequence.request.session, sequence.handle, fresh))
 
 
 def _drawer(epoch: Epoch, roster: Roster, i: int) -> Sequence:
@@ -112,4 +149,6 @@ def _checked(epoch: Epoch, result: step_pb2.StepResult) -> Step:
         raise ProtocolViolation(
             f"step {step.step_id}: {len(result.token_ids)} bytes for {len(step.roster.rows)} tokens"
         )
+    if step.scored or result.prompt_logprobs:
+        prompt_scores.check(result, step.scored)
     return step

@@ -88,6 +88,8 @@ class Request:
     deadline: float | None = None
     # Resuming after the loss of a scheduler: what each choice had delivered.
     delivered: "tuple[Delivered, ...] | None" = None
+    # The same of its prompt's logprobs: how many, from the second token on.
+    num_prompt_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Cause(IntEnum):
     CANCELLED = session_pb2.FINISH_CAUSE_CANCELLED
     EXPIRED = session_pb2.FINISH_CAUSE_EXPIRED
     FAILED = session_pb2.FINISH_CAUSE_FAILED
+    INVALID = session_pb2.FINISH_CAUSE_INVALID
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Finished:
     num_cached_tokens: int
     num_preemptions: int
     num_resumes: int
-    message: str = ""  # with FAILED: why
+    message: str = ""  # with FAILED and INVALID: why
 
 
 # Shared by all outputs without tokens: nothing can be written into an empty array.
@@ -142,6 +145,7 @@ class Output:
     token: np.ndarray = field(default_factory=lambda: _NO_INTS)
     position: np.ndarray = field(default_factory=lambda: _NO_INTS)  # 0-based, in the sequence's output
     logprobs: list[tuple[int, step_pb2.RowLogprobs]] = field(default_factory=list)  # (entry, values)
+    prompt_logprobs: list[tuple[int, int, step_pb2.PromptLogprobs]] = field(default_factory=list)  # (session, handle)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from scheduler_svc.core.contract import Geometry, Limits
 from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.policy import WaitingQueue
+from scheduler_svc.core.prompt_scores import ScoredChunk
 from scheduler_svc.core.rows import Roster, Rows
 from scheduler_svc.core.sequence import Sequence, State, blocks_for
 
@@ -25,6 +26,8 @@ class Step(NamedTuple):
     num_rows: int
     num_stored: int
     num_tokens: int
+    # What it scores of prompts.
+    scored: tuple[ScoredChunk, ...] = ()
 
 
 class Epoch:

@@ -44,11 +44,11 @@ class Memory:
     # ---- before admission --------------------------------------------------------------------------------------
 
     def find_prefix(self, sequence: Sequence, rows: Rows) -> list[int]:
-        """Blocks with its leading tokens. Never its last known token: that one's logits are needed."""
+        """Blocks with its leading tokens, of those that it may skip."""
         if self.index is None:
             return []
         keys, tokens = self._hash(sequence)
-        max_blocks = (sequence.num_logged - 1) // self.block_size
+        max_blocks = sequence.num_skippable // self.block_size
         root = sequence.state_of_request.root
         hits = self.index.find(keys, tokens, root, max_blocks)
         while len(hits) < max_blocks and self._ask_streams(sequence, len(hits), tokens, rows):

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
+from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.admission import LengthHistogram, peak_tokens
 from scheduler_svc.core.contract import Limits, Policy
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.policy import WaitingQueue
+from scheduler_svc.core.prompt_scores import ScoredChunk
 from scheduler_svc.core.quarantine import Quarantine, first_waiting
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import Sequence, State, blocks_for, worst_case_blocks
@@ -204,7 +206,7 @@ class Planner:
                 return True
         missing = epoch.memory.key_at(sequence, num_hits)
         leader = draft.leaders.get(missing) if missing is not None else None
-        if leader is None:
+        if leader is None or (num_hits + 1) * epoch.geometry.block_size > sequence.num_skippable:
             return False
         self._follow(sequence, leader, epoch.memory.num_common_blocks(sequence, leader))
         return True
@@ -294,6 +296,7 @@ class Planner:
             sampling=sequence.request.sampling,
         )
         admit.sampling.choice = sequence.choice
+        prompt_scores.instruct(sequence, admit)
         draft.admit.append(admit)
 
     # ---- seal --------------------------------------------------------------------------------------------------
@@ -304,8 +307,9 @@ class Planner:
         num_tokens = rows.num_decoding
         rows.advance(step_id)
         prefill = b""
+        scored: tuple[ScoredChunk, ...] = ()
         if epoch.catching_up:
-            num_chunked, prefill = self._seal_chunks(epoch, draft)
+            num_chunked, prefill, scored = self._seal_chunks(epoch, draft)
             num_tokens += num_chunked
         epoch.num_stored += num_tokens
         final = tuple(rows.take_ends())
@@ -322,12 +326,14 @@ class Planner:
         )
         epoch.releases.clear()
         epoch.next_step_id += 1
-        epoch.in_flight.append(Step(step_id, rows.roster(), final, rows.num_live, epoch.num_stored, num_tokens))
+        digest = rows.num_live, epoch.num_stored
+        epoch.in_flight.append(Step(step_id, rows.roster(), final, *digest, num_tokens, scored))
         return plan
 
-    def _seal_chunks(self, epoch: Epoch, draft: Draft) -> tuple[int, bytes]:
+    def _seal_chunks(self, epoch: Epoch, draft: Draft) -> tuple[int, bytes, tuple[ScoredChunk, ...]]:
         rows = epoch.rows
         pairs: list[tuple[int, int]] = []
+        scored: list[ScoredChunk] = []
         num_tokens = 0
         for sequence in list(epoch.catching_up):
             row = sequence.row
@@ -335,6 +341,7 @@ class Planner:
             sequence.num_computed = computed = sequence.num_computed + chunk
             rows.catch_up(sequence)
             num_tokens += chunk
+            scored += prompt_scores.chunk_of(sequence, computed - chunk, computed)
             settles = computed == sequence.num_logged
             if not (settles and chunk == 1):
                 pairs.append((row, chunk))
@@ -343,4 +350,4 @@ class Planner:
                 epoch.settle(sequence, epoch.next_step_id)
             else:
                 epoch.wake_reached(sequence)
-        return num_tokens, np.array(sorted(pairs), "<i4").tobytes()
+        return num_tokens, np.array(sorted(pairs), "<i4").tobytes(), tuple(scored)

@@ -10,6 +10,7 @@ import numpy as np
 
 from scheduler_svc.core.contract import Cause, Finished, Output, Request, Started
 from scheduler_svc.core.door import Door
+from scheduler_svc.core.prompt_scores import PromptScores
 from scheduler_svc.core.sequence import RequestState, Sequence, State
 
 NUM_OLD_STORIES = 256
@@ -34,7 +35,9 @@ class Registry:
     # ---- coming ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, root: np.ndarray, now: float) -> RequestState:
-        state = RequestState(request, self._next_serial, root, now)
+        num_wanted = len(request.prompt) - 1 if request.sampling.HasField("prompt_logprobs") else 0
+        scores = PromptScores(num_wanted, min(request.num_prompt_logprobs, num_wanted))
+        state = RequestState(request, self._next_serial, root, now, scores)
         self._next_serial += 1
         prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
         for choice in range(request.num_choices):

@@ -111,6 +111,8 @@ class Scheduler:
             step = committed.step
             self._planner.step_time.learn(step.num_tokens, step.num_stored, result.forward_us)
         self._registry.generation_tokens += len(committed.output.token)
+        for sequence, why in committed.faulted:
+            self._finish(sequence, Cause.INVALID, message=why)
         for sequence, token in committed.stopped:
             self._finish(sequence, Cause.STOP, stop_token_id=token)
         for sequence in committed.step.final:

@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from scheduler_svc.core.contract import Geometry, Request
+from scheduler_svc.core.prompt_scores import PromptScores
 
 STORY_LENGTH = 64
 
@@ -42,6 +43,8 @@ class RequestState:
     # Where this request's chain of block hashes begins: tenant and salt, keyed.
     root: np.ndarray
     arrived: float
+    # Its prompt's logprobs.
+    scores: PromptScores = field(default_factory=lambda: PromptScores(0, 0))
     # Those not finished.
     sequences: "list[Sequence]" = field(default_factory=list)
     started: bool = False
@@ -80,6 +83,8 @@ class Sequence:
     fence: int = 0
     worst_blocks: int = 0
     protected: bool = False
+    # Whether what it computes of its prompt is scored.
+    is_scored: bool = False
 
     # Hashes of the full blocks of `log` and of all of it, made when needed; behind `log` after it has grown.
     keys: bytes = b""
@@ -121,6 +126,12 @@ class Sequence:
     def num_output(self) -> int:
         """Exact unless RUNNING."""
         return self.num_logged - self.num_prompt
+
+    @property
+    def num_skippable(self) -> int:
+        """Leading tokens that need not be computed where their keys and values exist. The newest must: it is drawn
+        after."""
+        return min(self.num_logged - 1, self.state_of_request.scores.num_skippable)
 
     def tokens(self) -> np.ndarray:
         return np.frombuffer(bytes(self.log), "<i4")

@@ -6,20 +6,16 @@ aliases, and the placeholders become plain text again (see tokenizer.py). The te
 bounds on time, memory and output. Knows nothing of gRPC.
 """
 
-import json
 import logging
 import re
 import secrets
-import select
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from scheduler_svc.errors import InvalidArgument, Unimplemented
 from scheduler_svc.frontend import template_worker
+from scheduler_svc.frontend.child import Child
 from scheduler_svc.frontend.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -178,64 +174,14 @@ class _TemplateBroken(Exception):
     pass
 
 
-class _Worker:
-    """The child process (template_worker.py) and one question at a time to it."""
+class _Worker(Child):
+    """template_worker.py with a template in it."""
 
     def __init__(self, source: str):
-        script = Path(template_worker.__file__)
-        # -P: the script's folder is no place to import from.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
-        assert self._process.stdout is not None
-        self._answers = select.poll()
-        self._answers.register(self._process.stdout, select.POLLIN | select.POLLHUP)
+        super().__init__(Path(template_worker.__file__))
         setup = {"template": source, "cpu_s": CPU_LIMIT_S, "memory_bytes": MEMORY_LIMIT_BYTES}
         answer = self.ask(setup, START_LIMIT_S)
         if "variables" not in answer:
             self.close()
             raise _TemplateBroken(answer.get("error", "no answer"))
         self.variables: list[str] = answer["variables"]
-
-    @property
-    def is_dead(self) -> bool:
-        return self._process.poll() is not None
-
-    def ask(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        body = json.dumps(message).encode()
-        try:
-            assert self._process.stdin is not None
-            _write_all(self._process.stdin, template_worker.LENGTH.pack(len(body)) + body)
-            deadline = time.monotonic() + limit_s
-            size = template_worker.LENGTH.unpack(self._read(template_worker.LENGTH.size, deadline))[0]
-            return json.loads(self._read(size, deadline))
-        except (OSError, EOFError, TimeoutError):
-            return {"error": "limit"}
-
-    def _read(self, size: int, deadline: float) -> bytes:
-        stream = self._process.stdout
-        assert stream is not None
-        parts: list[bytes] = []
-        while size:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not self._answers.poll(left_s * 1000):
-                raise TimeoutError
-            part = stream.read(size)
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _write_all(stream: Any, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[stream.write(view) :]

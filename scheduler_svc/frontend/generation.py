@@ -5,7 +5,7 @@ string) waits with it, so no message has tokens without their text, and none is 
 message types.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +43,7 @@ class Generation:
     def __init__(self, resolved: Resolved, detokenizer: Detokenizer):
         self._resolved = resolved
         self._is_first = True
+        self._prompt_logprobs: list[pb.TokenLogprob] = []
         reads_text = resolved.text or bool(resolved.stops)
         stops = StopSet(resolved.stops) if resolved.stops else None
         self.choices = [
@@ -66,14 +67,28 @@ class Generation:
         """Of the choice that ended last; they end together or it does not matter."""
         return self.choices[-1].finish_reason
 
+    def add_prompt_logprobs(self, parts: Sequence[step_pb2.PromptLogprobs]) -> None:
+        """They are told before any output."""
+        for part in parts:
+            self._prompt_logprobs += prompt_token_logprobs(self._resolved.prompt, part)
+
     def messages(self, delta: Delta, cached_tokens: int) -> Iterator[pb.GenerateResponse]:
         for message in self.choices[delta.index].messages(delta, cached_tokens):
-            if self._is_first:
-                self._is_first = False
-                message.request_id = self._resolved.request_id
-                message.prompt.num_tokens = len(self._resolved.prompt)
-                message.prompt.num_cached_tokens = cached_tokens
-            yield message
+            while len(self._prompt_logprobs) > MAX_TOKENS_PER_MESSAGE:
+                yield self._introduced(pb.GenerateResponse(index=delta.index), cached_tokens)
+            yield self._introduced(message, cached_tokens)
+
+    def _introduced(self, message: pb.GenerateResponse, cached_tokens: int) -> pb.GenerateResponse:
+        """With what the first message says of the request, and as many prompt logprobs as fit."""
+        if self._is_first:
+            self._is_first = False
+            message.request_id = self._resolved.request_id
+            message.prompt.num_tokens = len(self._resolved.prompt)
+            message.prompt.num_cached_tokens = cached_tokens
+        if self._prompt_logprobs:
+            message.prompt.logprobs.extend(self._prompt_logprobs[:MAX_TOKENS_PER_MESSAGE])
+            del self._prompt_logprobs[:MAX_TOKENS_PER_MESSAGE]
+        return message
 
 
 class ChoiceText:
@@ -184,10 +199,26 @@ class ChoiceText:
 def token_logprob(token_id: int, values: step_pb2.RowLogprobs) -> pb.TokenLogprob:
     top_ids = np.frombuffer(values.top_token_ids, "<i4").tolist()
     top_logprobs = np.frombuffer(values.top_logprobs, "<f4").tolist()
+    return _token_logprob(token_id, values.logprob, values.rank, top_ids, top_logprobs)
+
+
+def prompt_token_logprobs(prompt: Sequence[int], part: step_pb2.PromptLogprobs) -> Iterator[pb.TokenLogprob]:
+    """One for each prompt token of `part`."""
+    logprobs = np.frombuffer(part.logprobs, "<f4").tolist()
+    ranks = np.frombuffer(part.ranks, "<i4").tolist()
+    top_ids = np.frombuffer(part.top_token_ids, "<i4").reshape(len(ranks), part.num_top).tolist()
+    top_logprobs = np.frombuffer(part.top_logprobs, "<f4").reshape(len(ranks), part.num_top).tolist()
+    for i, values in enumerate(zip(logprobs, ranks, top_ids, top_logprobs, strict=True)):
+        yield _token_logprob(int(prompt[part.first_position + i]), *values)
+
+
+def _token_logprob(
+    token_id: int, logprob: float, rank: int, top_ids: list[int], top_logprobs: list[float]
+) -> pb.TokenLogprob:
     return pb.TokenLogprob(
         token_id=token_id,
-        logprob=max(values.logprob, LOWEST_LOGPROB),
-        rank=values.rank,
+        logprob=max(logprob, LOWEST_LOGPROB),
+        rank=rank,
         top=[
             pb.Candidate(token_id=i, logprob=max(value, LOWEST_LOGPROB))
             for i, value in zip(top_ids, top_logprobs, strict=True)

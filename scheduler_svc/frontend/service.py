@@ -8,7 +8,7 @@ how much may wait.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -23,15 +23,17 @@ from scheduler_svc.frontend import tenant, validation
 from scheduler_svc.frontend.chat_template import ChatTemplate
 from scheduler_svc.frontend.detokenizer import Detokenizer
 from scheduler_svc.frontend.generation import Generation
+from scheduler_svc.frontend.grammar import GrammarChecker
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
 from scheduler_svc.frontend.status import guarded
-from scheduler_svc.frontend.submission import Resolved, bounds_of, resolve
+from scheduler_svc.frontend.submission import Resolved, bad_word_ids, bounds_of, resolve
 from scheduler_svc.frontend.validation import ModelBounds, Request
 
 # Shorter texts are tokenised at once: a thread would cost more than it saves the others.
 INLINE_BYTES = 2048
 MAX_WAITING_BYTES = 64 << 20
+MAX_WAITING_GRAMMARS = 64
 TEXT_THREADS = 2
 RETRY_S = 1.0
 
@@ -67,6 +69,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._detokenizer = Detokenizer(model.tokenizer)
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._waiting_bytes = 0
+        self._grammars = GrammarChecker()
+        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._num_grammars = 0
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -83,7 +88,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             bounds = self._admit(request)
             field = request.WhichOneof("prompt") or "prompt"
             prompt = await self._prompt(request, bounds)
-            await self._stream(slot, self._resolve(request, prompt, field, bounds, context), context, write)
+            resolved = await self._resolve(request, prompt, field, bounds, context)
+            await self._stream(slot, resolved, context, write)
 
     @guarded
     async def Chat(self, request: pb.ChatRequest, context: grpc.aio.ServicerContext) -> None:
@@ -91,7 +97,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             validation.check_messages(request)
             bounds = self._admit(request)
             prompt = await self._chat_prompt(request, bounds)
-            resolved = self._resolve(request, prompt, "messages", bounds, context)
+            resolved = await self._resolve(request, prompt, "messages", bounds, context)
             await self._stream(slot, resolved, context, context.write)
 
     def _admit(self, request: Request) -> ModelBounds:
@@ -100,7 +106,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         validation.check_request(request)
         bounds = self.bounds()
         validation.check_against_model(request, bounds)
-        validation.refuse_missing_features(request)
+        if validation.is_constrained(request.sampling) and not self.model.eos_token_ids:
+            field = f"sampling.{request.sampling.WhichOneof('constraint')}"
+            raise InvalidArgument(f"{field} needs a model with an end-of-sequence token; this has none", field=field)
         return bounds
 
     def _check_model(self, name: str) -> None:
@@ -148,11 +156,45 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         validation.check_ids("messages", ids, bounds.vocab_size)
         return ids
 
-    def _resolve(
+    async def _resolve(
         self, request: Request, prompt: Any, field: str, bounds: ModelBounds, context: grpc.aio.ServicerContext
     ) -> Resolved:
-        left_s = context.time_remaining()
-        return resolve(request, prompt, field, model=self.model, bounds=bounds, deadline_s=left_s)
+        grammar = await self._grammar(request.sampling) if validation.is_constrained(request.sampling) else None
+        bad_words = await self._bad_words(request.sampling.bad_words, bounds.vocab_size)
+        return resolve(
+            request,
+            prompt,
+            field,
+            model=self.model,
+            bounds=bounds,
+            deadline_s=context.time_remaining(),
+            grammar=grammar,
+            bad_words=bad_words,
+        )
+
+    async def _grammar(self, sampling: pb.SamplingParams) -> str:
+        known = self._grammars.known(sampling)
+        if known is not None:
+            return known
+        if self._num_grammars >= MAX_WAITING_GRAMMARS:
+            raise QueueFull("too many constraints wait to be compiled", retry_after_s=RETRY_S)
+        self._num_grammars += 1
+        try:
+            # A thread of its own: prompts are tokenised while a grammar takes its time.
+            work = asyncio.get_running_loop().run_in_executor(self._grammar_thread, self._grammars.check, sampling)
+            return await work
+        finally:
+            self._num_grammars -= 1
+
+    async def _bad_words(self, words: Sequence[str], vocab_size: int) -> list[list[int]]:
+        def work() -> list[list[int]]:
+            return bad_word_ids(words, encode, vocab_size)
+
+        def encode(text: str) -> list[int]:
+            return self.model.tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=True)
+
+        num_bytes = sum(len(word.encode()) for word in words)
+        return work() if num_bytes <= INLINE_BYTES else await self._in_thread(num_bytes, work)
 
     async def _stream(self, slot: "_Slot", resolved: Resolved, context: grpc.aio.ServicerContext, write: Write) -> None:
         if self._is_draining:  # it may have begun while the prompt was tokenised
@@ -165,6 +207,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             while not generation.is_over:
                 deltas = await stream.read()
                 assert deltas, "the session has nothing more to say, and a choice is open"
+                generation.add_prompt_logprobs(stream.take_prompt_logprobs())
                 for delta in deltas:
                     cached = stream.started.num_cached_tokens if stream.started is not None else 0
                     choice = generation.choices[delta.index]
@@ -312,7 +355,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def close(self) -> None:
         self._text_threads.shutdown(wait=False, cancel_futures=True)
+        self._grammar_thread.shutdown(wait=False, cancel_futures=True)
         self.chat_template.close()
+        self._grammars.close()
 
 
 class _Slot:

@@ -5,7 +5,7 @@ Knows nothing of gRPC or of text beyond stop strings that are special tokens.
 
 import secrets
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,10 @@ def resolve(
     model: ModelFiles,
     bounds: ModelBounds,
     deadline_s: float | None,
+    grammar: str | None = None,
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> Resolved:
+    """`grammar`: of the request's constraint, checked. `bad_words`: the request's, as ids of the model."""
     max_tokens = _max_tokens(request, len(prompt), bounds)
     check_fits_pool(prompt_field, len(prompt), max_tokens, bounds)
     min_tokens = min(request.stopping.min_tokens, max_tokens)
@@ -65,6 +68,10 @@ def resolve(
     sampling = _sampling(request, model, bounds.vocab_size)
     sampling.min_tokens = min_tokens
     sampling.stop_token_ids = int32_bytes(sorted(stop_ids))
+    sampling.bad_words = int32_bytes(value for word in bad_words for value in (len(word), *word))
+    if grammar is not None and max_tokens:
+        sampling.constraint.grammar = grammar
+        sampling.constraint.end_token_ids = int32_bytes(i for i in model.eos_token_ids if i < bounds.vocab_size)
     num_choices = request.sampling.n if request.sampling.HasField("n") else 1
     if num_choices > 1 and sampling.temperature == 0:
         raise invalid("sampling.n", num_choices, "1 when the temperature is 0 (greedy choices would be equal)")
@@ -137,7 +144,25 @@ def _sampling(request: Request, model: ModelFiles, vocab_size: int) -> step_pb2.
         bias_values=np.array([value for _, value in bias], "<f4").tobytes(),
         allowed_token_ids=int32_bytes(sorted(set(asked.allowed_token_ids))),
         logprobs=request.response.logprobs if request.response.HasField("logprobs") else None,
+        prompt_logprobs=request.response.prompt_logprobs if request.response.HasField("prompt_logprobs") else None,
     )
+
+
+def bad_word_ids(words: Iterable[str], encode: Callable[[str], Sequence[int]], vocab_size: int) -> list[list[int]]:
+    """The token sequences that bad words stand for, by vLLM's rule: each word without the white space before it, and
+    with one space before it where that makes another first token and as many tokens.
+
+    `encode` adds no special tokens. A sequence with an id that the model lacks cannot be drawn, and is left out.
+    """
+    found: list[list[int]] = []
+    for word in words:
+        bare = word.lstrip() or word
+        plain = list(encode(bare))
+        spaced = list(encode(" " + bare))
+        found.append(plain)
+        if plain and spaced and len(spaced) == len(plain) and spaced[0] != plain[0]:
+            found.append(spaced)
+    return [ids for ids in found if ids and max(ids) < vocab_size]
 
 
 def deadline_ms(left_s: float | None) -> int:

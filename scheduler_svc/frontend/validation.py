@@ -1,7 +1,7 @@
 """Every bound of the public API. Each check costs no more than the field it looks at, and names path, value and range.
 
 Two passes: `check_*` needs nothing but the request; the bounds that depend on the served model (ids, lengths) take a
-`ModelBounds`. A feature that this build lacks is refused only after its bounds hold. Knows nothing of gRPC statuses.
+`ModelBounds`. Whether a constraint compiles is for grammar.py to say. Knows nothing of gRPC statuses.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
-from scheduler_svc.errors import InvalidArgument, Unimplemented
+from scheduler_svc.errors import InvalidArgument
 
 MAX_CHOICES = 16
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
@@ -100,9 +100,14 @@ def _check_constraint(sampling: pb.SamplingParams) -> None:
     kind = sampling.WhichOneof("constraint")
     if kind in ("json_schema", "regex", "grammar"):
         size = len(getattr(sampling, kind).encode())
-        _at_most(f"sampling.{kind}", size, MAX_CONSTRAINT_BYTES, "bytes")
+        _within(f"sampling.{kind}", size, 1, MAX_CONSTRAINT_BYTES, unit="bytes")
     elif kind == "choice":
-        _at_most("sampling.choice.choices", len(sampling.choice.choices), MAX_CHOICE_STRINGS, "strings")
+        field, choices = "sampling.choice.choices", sampling.choice.choices
+        _within(field, len(choices), 1, MAX_CHOICE_STRINGS, unit="strings")
+        _at_most(field, sum(len(choice.encode()) for choice in choices), MAX_CONSTRAINT_BYTES, "bytes")
+        for i, choice in enumerate(choices):
+            if not choice:
+                raise invalid(f"{field}[{i}]", "empty", "at least one character")
 
 
 def check_stopping(stopping: pb.StoppingCriteria) -> None:
@@ -121,20 +126,9 @@ def check_response(response: pb.ResponseOptions) -> None:
             _within(f"response.{name}", getattr(response, name), 0, MAX_LOGPROBS)
 
 
-def refuse_missing_features(request: Request) -> None:
-    """What the API has and this build has not; after all bounds, so that a wrong value is told first."""
-    sampling = request.sampling
+def is_constrained(sampling: pb.SamplingParams) -> bool:
     kind = sampling.WhichOneof("constraint")
-    if kind is not None and not (kind == "json_object" and not sampling.json_object):
-        raise _missing(f"sampling.{kind}")
-    if sampling.bad_words:
-        raise _missing("sampling.bad_words")
-    if request.response.HasField("prompt_logprobs"):
-        raise _missing("response.prompt_logprobs")
-
-
-def _missing(field: str) -> Unimplemented:
-    return Unimplemented(f"{field} is not supported by this build; leave it unset", field=field)
+    return kind is not None and not (kind == "json_object" and not sampling.json_object)
 
 
 # ---- with the model ----
@@ -253,9 +247,9 @@ def _no_constant(name: str) -> None:
 # ---- the shapes of bounds ----
 
 
-def _within(field: str, value: int, low: int, high: int) -> None:
+def _within(field: str, value: int, low: int, high: int, *, unit: str = "") -> None:
     if not low <= value <= high:
-        raise invalid(field, value, f"within {low}..{high}")
+        raise invalid(field, f"{value} {unit}".strip(), f"within {low}..{high} {unit}".strip())
 
 
 def _real(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -1,8 +1,9 @@
 """Other ids and names for a core whose journal may be shown to others: it works with these and nothing else.
 
 Token ids go through a secret shuffle of the vocabulary on their way in and back on their way out; tenants and salts
-become keyed hashes. Equal stays equal and different stays different, so every decision is the one that would have been
-made. How often each id occurs can still be counted; lengths, times, seeds and request ids are not hidden.
+become keyed hashes, and grammars are enciphered. Equal stays equal and different stays different, so every decision is
+the one that would have been made. How often each id occurs can still be counted; lengths, times, seeds and request ids
+are not hidden.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.contract import Output, Request
 
 NAME_BYTES = 12
+NONCE_BYTES = 16
 
 
 class NameMask:
@@ -35,6 +37,7 @@ class TokenMask:
         words = np.frombuffer(hashlib.shake_256(b"vocabulary" + key).digest(8 * vocab_size), "<u8")
         self._forth = np.argsort(words, kind="stable").astype("<i4")
         self._back = np.argsort(self._forth, kind="stable").astype("<i4")
+        self._cipher = Cipher(b"grammar" + key)
 
     def request(self, request: Request) -> None:
         """Masks it in place, but for the sampling message, which gets a copy."""
@@ -43,6 +46,8 @@ class TokenMask:
         sampling = step_pb2.Sampling()
         sampling.CopyFrom(request.sampling)
         _translate(sampling, self._forth)
+        if sampling.HasField("constraint"):
+            sampling.constraint.grammar = self._cipher.seal(sampling.constraint.grammar)
         request.sampling = sampling
         if request.delivered is not None:
             request.delivered = tuple(
@@ -79,6 +84,8 @@ class TokenMask:
         for admit in clear.admit:
             admit.token_ids = _mapped(self._back, np.frombuffer(admit.token_ids, "<i4")).tobytes()
             _translate(admit.sampling, self._back)
+            if admit.sampling.HasField("constraint"):
+                admit.sampling.constraint.grammar = self._cipher.open(admit.sampling.constraint.grammar)
         return clear
 
     def output(self, output: Output) -> Output:
@@ -103,7 +110,36 @@ def _mapped(table: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(inside, table[np.where(inside, values, 0)], values)
 
 
+class Cipher:
+    """Texts to hexadecimal ones and back; equal ones stay equal. The nonce is a keyed hash of the text itself."""
+
+    def __init__(self, key: bytes):
+        self._key = hashlib.blake2b(key, digest_size=32).digest()
+
+    def seal(self, text: str) -> str:
+        data = text.encode()
+        nonce = hashlib.blake2b(data, key=self._key, digest_size=NONCE_BYTES).digest()
+        return (nonce + self._crypt(nonce, data)).hex()
+
+    def open(self, sealed: str) -> str:
+        data = bytes.fromhex(sealed)
+        return self._crypt(data[:NONCE_BYTES], data[NONCE_BYTES:]).decode()
+
+    def _crypt(self, nonce: bytes, data: bytes) -> bytes:
+        stream = hashlib.shake_256(self._key + nonce).digest(len(data))
+        return (np.frombuffer(data, np.uint8) ^ np.frombuffer(stream, np.uint8)).tobytes()
+
+
 def _translate(sampling: step_pb2.Sampling, table: np.ndarray) -> None:
+    if sampling.HasField("constraint"):
+        ends = np.frombuffer(sampling.constraint.end_token_ids, "<i4")
+        sampling.constraint.end_token_ids = _mapped(table, ends).astype("<i4", copy=False).tobytes()
+    values = np.frombuffer(sampling.bad_words, "<i4").copy()
+    place = 0
+    while place < len(values):  # each word behind its length, which is no id
+        begin, place = place + 1, place + 1 + int(values[place])
+        values[begin:place] = _mapped(table, values[begin:place])
+    sampling.bad_words = values.tobytes()
     for field in ("stop_token_ids", "bias_token_ids", "allowed_token_ids"):
         data = getattr(sampling, field)
         if data:

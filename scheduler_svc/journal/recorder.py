@@ -210,6 +210,11 @@ def _encoded(now: float, body: str, value: Any) -> bytes:
         case "result":
             entry.result.CopyFrom(value)
             entry.result.ClearField("logprobs")
+            for fault in entry.result.faults:
+                fault.message = ""
+            for scores in entry.result.prompt_logprobs:  # how many is all that the core looks at
+                scores.logprobs = scores.ranks = bytes(len(scores.logprobs))
+                scores.num_top, scores.top_token_ids, scores.top_logprobs = 0, b"", b""
         case "reset":
             geometry, boot_id, epoch = value
             entry.reset.geometry.CopyFrom(step_pb2.Geometry(**dataclasses.asdict(geometry)))
@@ -234,6 +239,7 @@ def _submit(request: Request) -> journal_pb2.JournalSubmit:
         priority=request.priority,
         tenant=request.tenant,
         cache_salt=request.cache_salt,
+        num_prompt_logprobs=request.num_prompt_logprobs,
     )
     for delivered in request.delivered or ():
         submit.delivered.add(

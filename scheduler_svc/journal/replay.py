@@ -163,6 +163,7 @@ def _request(submitted: journal_pb2.JournalSubmit) -> Request:
         cache_salt=submit.cache_salt,
         deadline=submitted.deadline if submitted.HasField("deadline") else None,
         delivered=delivered or None,
+        num_prompt_logprobs=submit.num_prompt_logprobs,
     )
 
 

@@ -20,6 +20,8 @@ MAX_NAME_BYTES = 256
 MAX_REQUEST_ID_BYTES = 2 * MAX_NAME_BYTES
 MAX_COUNT = 2**31 - 1
 MAX_LOGPROBS = 20
+MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH = 256, 512
+MAX_GRAMMAR_BYTES = 4 * 2**20
 SMALLEST = float(np.nextafter(np.float32(0), np.float32(1)))
 # What executors can compute with; they end an epoch over anything else, and with it everybody's step.
 _SAMPLING_BOUNDS = {
@@ -30,6 +32,7 @@ _SAMPLING_BOUNDS = {
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (SMALLEST, 10.0),
     "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
     "min_tokens": (0, MAX_COUNT),
 }
 
@@ -60,6 +63,7 @@ def request_from_submit(submit: session_pb2.Submit, session: int, now: float, vo
         cache_salt=submit.cache_salt,
         deadline=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
         delivered=_delivered(submit, vocab_size),
+        num_prompt_logprobs=min(submit.num_prompt_logprobs, len(prompt)),
     )
 
 
@@ -119,10 +123,36 @@ def _check_sampling(sampling: step_pb2.Sampling, vocab_size: int | None) -> None
         raise InvalidArgument("bias_values and bias_token_ids differ in length", field="sampling.logit_bias")
     if not np.isfinite(np.frombuffer(sampling.bias_values, "<f4")).all():
         raise InvalidArgument("a bias is not finite", field="sampling.logit_bias")
+    _check_bad_words(_bad_word_values(sampling.bad_words), vocab_size)
+    if sampling.HasField("constraint"):
+        _within("sampling.constraint", len(sampling.constraint.grammar.encode()), 1, MAX_GRAMMAR_BYTES, "bytes")
+        if not len(_token_ids(sampling.constraint.end_token_ids, "sampling.constraint", vocab_size)):
+            raise InvalidArgument("no token ends the constrained output", field="sampling.constraint")
+
+
+def _bad_word_values(data: bytes) -> np.ndarray:
+    if len(data) % 4:
+        raise InvalidArgument(
+            f"bad_words is {len(data)} bytes, not a whole number of int32", field="sampling.bad_words"
+        )
+    return np.frombuffer(data, "<i4")
+
+
+def _check_bad_words(values: np.ndarray, vocab_size: int | None) -> None:
+    """Sequences, each behind its length."""
+    field = "sampling.bad_words"
+    place = count = 0
+    while place < len(values):
+        length = int(values[place])
+        count += 1
+        _within(field, length, 1, min(MAX_BAD_WORD_LENGTH, len(values) - place - 1), "tokens")
+        _token_ids(values[place + 1 : place + 1 + length].tobytes(), field, vocab_size)
+        place += 1 + length
+    _within(field, count, 0, MAX_BAD_WORDS, "sequences")
 
 
 def is_empty(output: Output) -> bool:
-    return not (len(output.token) or output.started or output.finished)
+    return not (len(output.token) or output.started or output.finished or output.prompt_logprobs)
 
 
 def frames(output: Output) -> Iterator[tuple[int, bytes]]:
@@ -145,6 +175,8 @@ def frames(output: Output) -> Iterator[tuple[int, bytes]]:
         session = int(output.session[entry])
         place = int(entries[session][entry]) if session in entries else entry
         bodies[session].logprobs.add(entry=place, values=values)
+    for session, handle, scores in output.prompt_logprobs:
+        bodies[session].prompt_logprobs.add(handle=handle, values=scores)
     for started in output.started:
         bodies[started.session].started.append(_started(started))
     for finished in output.finished:
@@ -159,6 +191,7 @@ def _sessions(output: Output) -> list[int]:
         sessions = {int(column[0])}
     else:
         sessions = set(np.unique(column).tolist())
+    sessions.update(session for session, _, _ in output.prompt_logprobs)
     sessions.update(started.session for started in output.started)
     sessions.update(finished.session for finished in output.finished)
     return sorted(sessions)

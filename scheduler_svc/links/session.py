@@ -253,6 +253,10 @@ class SchedulerSession:
             choice = self._choices.get(started.handle)
             if choice is not None and choice.index == 0 and choice.stream.started is None:
                 choice.stream.started = started
+        for scores in frame.prompt_logprobs:
+            choice = self._choices.get(scores.handle)
+            if choice is not None:
+                choice.stream.push_prompt_logprobs(scores.values)
         logprobs = {entry.entry: entry.values for entry in frame.logprobs}
         handles = np.frombuffer(frame.handles, "<u8").tolist()
         tokens = np.frombuffer(frame.token_ids, "<i4").tolist()

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
-from scheduler_svc.errors import DeadlineExceeded, RequestError, RequestFailed
+from scheduler_svc.errors import DeadlineExceeded, InvalidArgument, RequestError, RequestFailed
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,9 @@ class RequestStream:
         self.request_id = submit.request_id
         self.started: session_pb2.Started | None = None
         self.choices = [Choice(self, index) for index in range(submit.num_choices)]
+        # Of the prompt's tokens from the second on, in order, until they are read; and how many came altogether.
+        self.prompt_logprobs: list[step_pb2.PromptLogprobs] = []
+        self.num_prompt_logprobs = 0
         # Times it was handed to another scheduler, or again to the same one.
         self.num_resumes = 0
         self.was_sent = False
@@ -128,7 +131,24 @@ class RequestStream:
         choice.num_read, choice.logprobs = len(choice.token_ids), []
         self.wake()
 
+    def take_prompt_logprobs(self) -> list[step_pb2.PromptLogprobs]:
+        """What came since the last call. All of it comes before the first delta that has tokens, or with it."""
+        taken, self.prompt_logprobs = self.prompt_logprobs, []
+        return taken
+
     # ---- what the session does ---------------------------------------------------------------------------------
+
+    def push_prompt_logprobs(self, values: step_pb2.PromptLogprobs) -> None:
+        """A part that begins elsewhere than where the last one ended was repeated, or something was lost."""
+        count = len(values.logprobs) // 4
+        if values.first_position + count - 1 <= self.num_prompt_logprobs:
+            return
+        if values.first_position != self.num_prompt_logprobs + 1:
+            logger.error("prompt_logprobs_lost request_id=%r", self.request_id)
+            self.fail(RequestFailed("prompt logprobs were lost between scheduler and frontend"), cancel=True)
+            return
+        self.num_prompt_logprobs += count
+        self.prompt_logprobs.append(values)
 
     def wake(self) -> None:
         """Something changed: the reader looks, and the owner forgets what is over."""
@@ -143,6 +163,8 @@ class RequestStream:
             self.fail(DeadlineExceeded("the deadline passed"))
         elif finished.cause == session_pb2.FINISH_CAUSE_FAILED:
             self.fail(RequestFailed(finished.message or "the request failed"))
+        elif finished.cause == session_pb2.FINISH_CAUSE_INVALID:
+            self.fail(InvalidArgument(finished.message or "the request cannot go on", field="sampling"), cancel=True)
         else:
             choice.is_over = True
             choice.finished = finished
@@ -170,6 +192,7 @@ class RequestStream:
         submit.CopyFrom(self.submit)
         if self.deadline is not None:
             submit.deadline_ms = max(1, round((self.deadline - time.monotonic()) * 1000))
+        submit.num_prompt_logprobs = self.num_prompt_logprobs
         for choice in self.choices:
             submit.delivered.add(
                 token_ids=np.asarray(choice.token_ids, "<i4").tobytes(),

@@ -22,6 +22,11 @@ def next_token(known: np.ndarray, seed: int, choice: int, vocab_size: int) -> in
     return int.from_bytes(digest.digest(), "little") % vocab_size
 
 
+def score(known: np.ndarray, target: int) -> float:
+    """What HashExec says of a prompt's token after those before it."""
+    return -float(int(known.sum()) + 100 * target)
+
+
 def oracle(request: Request, choice: int, geometry: Geometry) -> tuple[list[int], str]:
     """What this choice must stream, and how it must end, computed alone and at once."""
     known = request.prompt.tolist()
@@ -45,6 +50,7 @@ class Row:
     tokens: list[int]
     table: list[int]
     num_computed: int
+    num_prompt: int
     sampling: step_pb2.Sampling
 
 
@@ -69,11 +75,13 @@ class HashExec:
         chunks = dict(_pairs(plan.prefill))
         assert list(chunks) == sorted(chunks), "prefill rows ascend"
         assert set(chunks) <= set(self.rows)
+        result = step_pb2.StepResult(boot_id=self.boot_id, epoch=self.epoch, step_id=self.step_id)
         for row in sorted(self.rows):
+            begin = self.rows[row].num_computed
             self._compute(self.rows[row], chunks.get(row))
+            self._score(row, self.rows[row], begin, result)
         self.num_scheduled_tokens = sum(chunks.get(row, 1) for row in self.rows)
         assert self.num_scheduled_tokens <= self.geometry.max_num_batched_tokens
-        result = step_pb2.StepResult(boot_id=self.boot_id, epoch=self.epoch, step_id=self.step_id)
         result.forward_us = 1000 + 10 * self.num_scheduled_tokens
         drawn = [self._draw(row, self.rows[row], result) for row in sorted(self.rows) if self._answers(row)]
         result.token_ids = np.array(drawn, "<i4").tobytes()
@@ -91,7 +99,9 @@ class HashExec:
             assert admit.num_computed_tokens < len(tokens), "the last known token is always computed"
             assert 0 < admit.num_prompt_tokens <= len(tokens)
             table = np.frombuffer(admit.block_ids, "<i4").tolist()
-            self.rows[admit.row] = Row(tokens, table, admit.num_computed_tokens, admit.sampling)
+            self.rows[admit.row] = Row(
+                tokens, table, admit.num_computed_tokens, admit.num_prompt_tokens, admit.sampling
+            )
         for source, destination in _pairs(plan.copy):
             self.kv[destination] = self.kv[source]
         for row, block in _pairs(plan.grow):
@@ -109,6 +119,22 @@ class HashExec:
         if row.num_computed > self.poison.get(row.sampling.seed, NEVER):
             raise Died
         assert row.num_computed <= len(row.tokens)
+
+    def _score(self, index: int, row: Row, begin: int, result: step_pb2.StepResult) -> None:
+        """In two parts where there are two tokens or more, as an executor may."""
+        places = list(range(begin, min(row.num_computed, row.num_prompt - 1)))
+        if not row.sampling.HasField("prompt_logprobs"):
+            return
+        read = self.kv[row.table].ravel()
+        for part in (places[:1], places[1:]):
+            if part:
+                values = [score(read[: p + 1], row.tokens[p + 1]) for p in part]
+                result.prompt_logprobs.add(
+                    row=index,
+                    first_position=part[0] + 1,
+                    logprobs=np.array(values, "<f4").tobytes(),
+                    ranks=np.ones(len(part), "<i4").tobytes(),
+                )
 
     def _answers(self, index: int) -> bool:
         row = self.rows[index]

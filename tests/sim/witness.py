@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 SOMETIMES = (
     "admitted with output",
     "a live stream's output is hit",
+    "a prompt scored and preempted",
+    "a prompt scored and resumed",
     "a row rests",
     "all but the last token hit",
     "cancelled while finishing",

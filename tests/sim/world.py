@@ -17,7 +17,7 @@ from scheduler_svc.core.contract import Cause, Delivered, Geometry, Limits, Outp
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation, QueueFull
-from tests.sim.hash_exec import Died, HashExec, oracle
+from tests.sim.hash_exec import Died, HashExec, oracle, score
 from tests.sim.witness import note_plan
 
 MAX_MODEL_LEN = 64
@@ -48,6 +48,8 @@ class World:
         self.num_requests = 0
         self.requests: dict[str, Request] = {}
         self.clients: dict[tuple[int, int], Client] = {}
+        # By request: the logprobs of its prompt, as they came.
+        self.scores: dict[str, list[float]] = {}
         self.depth = self.random.choice([1, 2, 2, 3, 4])
         # In some worlds many come at once, all have a seat, and steps must be short.
         self.is_crowded = self.random.random() < 0.05
@@ -249,6 +251,7 @@ class World:
                 )
                 for client in clients
             )
+            request.num_prompt_logprobs = len(self.scores[request.request_id])
             self.seen["resumed with some choices ended"] += any(d.finished for d in request.delivered)
             self.scheduler.submit(request, self.now)
         self._deliver(self.scheduler.take_output())
@@ -298,6 +301,8 @@ class World:
         sampling = step_pb2.Sampling(temperature=1.0, seed=rng.randrange(1000))
         if rng.random() < 0.2:
             sampling.logprobs = 0
+        if self.num_requests % 4 == 0:
+            sampling.prompt_logprobs = 0
         if self._by_chance("poison"):
             sampling.seed = 1_000_000 + self.num_requests
             self.poison[sampling.seed] = rng.choice([0, 1, 5, 20])
@@ -326,6 +331,7 @@ class World:
             self.seen[name] += (error.retry_after_s or 0) >= 0.1
             return
         self.requests[request.request_id] = request
+        self.scores[request.request_id] = []
         for choice in range(request.num_choices):
             self.clients[request.session, request.handle + choice] = Client(request, choice)
         try:
@@ -386,6 +392,11 @@ class World:
         assert {entry for entry, _ in output.logprobs} == asked
         for entry, values in output.logprobs:
             assert values.logprob == -float(output.token[entry])
+        for session, handle, values in output.prompt_logprobs:
+            request = self.clients[session, handle].request
+            known = self.scores[request.request_id]
+            assert values.first_position == len(known) + 1, "prompt logprobs are lost or repeated"
+            known += np.frombuffer(values.logprobs, "<f4").tolist()
         for finished in output.finished:
             client = self.clients[finished.session, finished.handle]
             assert client.cause is None, "it ended twice"
@@ -407,6 +418,7 @@ class World:
         for client in self.clients.values():
             if not client.is_gone:
                 assert client.cause is not None, f"{client.request.request_id} never ended"
+            self._check_scores(client)
             # Capacity may change, the context length does not.
             want, cause = oracle(client.request, client.choice, self.geometry)
             story = self.scheduler.story(client.request.request_id)
@@ -414,3 +426,17 @@ class World:
                 assert (client.received, client.cause.name) == (want, cause), story
             else:
                 assert client.received == want[: len(client.received)], story
+
+    def _check_scores(self, client: Client) -> None:
+        """Complete before the end, whatever became of the request; and right."""
+        request = client.request
+        got, prompt = self.scores[request.request_id], request.prompt
+        want = [score(prompt[:p], int(prompt[p])) for p in range(1, len(prompt))]
+        if not request.sampling.HasField("prompt_logprobs"):
+            assert not got
+        elif client.cause in (Cause.STOP, Cause.LENGTH):
+            assert got == want
+            self.seen["a prompt scored and preempted"] += client.num_preemptions > 0
+            self.seen["a prompt scored and resumed"] += client.num_resumes > 0
+        else:
+            assert got == want[: len(got)]

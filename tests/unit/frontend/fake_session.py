@@ -32,6 +32,7 @@ class FakeStream:
         self.started: session_pb2.Started | None = None
         self.error: RequestError | None = None
         self.cancels: list[int | str] = []
+        self.prompt_logprobs = list(session.prompt_logprobs)
         self._session = session
         self._pending: dict[int, Delta] = {}
         self._over: set[int] = set()
@@ -53,6 +54,10 @@ class FakeStream:
                 return []
             self._news.clear()
             await self._news.wait()
+
+    def take_prompt_logprobs(self) -> list[step_pb2.PromptLogprobs]:
+        taken, self.prompt_logprobs = self.prompt_logprobs, []
+        return taken
 
     def cancel(self) -> None:
         if not self.is_over:
@@ -139,6 +144,7 @@ class FakeSession:
         )  # fmt: skip
         self.ready = True
         self.cached = 0
+        self.prompt_logprobs: list[step_pb2.PromptLogprobs] = []
         self.tokens_per_step = 1
         self.gate = asyncio.Event()
         self.gate.set()

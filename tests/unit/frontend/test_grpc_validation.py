@@ -101,7 +101,15 @@ COUNTS = [
     ("token_ids.ids", lambda v: generate(token_ids=pb.TokenIds(ids=[1] * v)), [1, CONTEXT - 1], [0, CONTEXT, 5000]),
     ("request_id", lambda v: generate(request_id="i" * v), [0, 255, 256], [257]),
     ("cache_salt", lambda v: generate(cache_salt="i" * v), [0, 256], [257]),
-    ("sampling.bad_words", lambda v: generate({"bad_words": ["w"] * v}), [0], [129]),
+    ("sampling.bad_words", lambda v: generate({"bad_words": ["w"] * v}), [0, 128], [129]),
+    (
+        "sampling.choice.choices",
+        lambda v: generate({"choice": pb.ChoiceList(choices=["w"] * v)}),
+        [1, 1024],
+        [0, 1025],
+    ),
+    ("sampling.regex", lambda v: generate({"regex": "a" * v}), [1], [0, 2**20 + 1]),
+    ("response.prompt_logprobs", lambda v: generate(response={"prompt_logprobs": v}), [0, 20], [21]),
 ]
 
 
@@ -136,30 +144,6 @@ async def test_greedy_has_one_choice(r):
     await r.collect(generate({"temperature": 0.0, "n": 1}))
     found = await r.refusal(generate({"temperature": 0.0, "n": 2}))
     assert (found.code, found.fields) == (BAD, ["sampling.n"])
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"json_schema": "{}"}, "sampling.json_schema"),
-        ({"regex": "a"}, "sampling.regex"),
-        ({"grammar": "a"}, "sampling.grammar"),
-        ({"choice": pb.ChoiceList(choices=["a"])}, "sampling.choice"),
-        ({"json_object": True}, "sampling.json_object"),
-        ({"bad_words": ["w"]}, "sampling.bad_words"),
-    ],
-)
-async def test_missing_features_say_so_after_bounds(r, fields, named):
-    found = await r.refusal(generate(fields))
-    assert (found.code, found.fields) == (grpc.StatusCode.UNIMPLEMENTED, [named])
-    assert named in found.message
-    found = await r.refusal(generate({**fields, "temperature": 3.0}))
-    assert (found.code, found.fields) == (BAD, ["sampling.temperature"])
-
-
-async def test_prompt_logprobs_are_missing(r):
-    found = await r.refusal(generate(response={"prompt_logprobs": 20}))
-    assert (found.code, found.fields) == (grpc.StatusCode.UNIMPLEMENTED, ["response.prompt_logprobs"])
 
 
 async def test_prompts(r):

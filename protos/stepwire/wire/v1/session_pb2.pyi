@@ -17,12 +17,14 @@ class FinishCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_CAUSE_CANCELLED: _ClassVar[FinishCause]
     FINISH_CAUSE_EXPIRED: _ClassVar[FinishCause]
     FINISH_CAUSE_FAILED: _ClassVar[FinishCause]
+    FINISH_CAUSE_INVALID: _ClassVar[FinishCause]
 FINISH_CAUSE_UNSPECIFIED: FinishCause
 FINISH_CAUSE_STOP: FinishCause
 FINISH_CAUSE_LENGTH: FinishCause
 FINISH_CAUSE_CANCELLED: FinishCause
 FINISH_CAUSE_EXPIRED: FinishCause
 FINISH_CAUSE_FAILED: FinishCause
+FINISH_CAUSE_INVALID: FinishCause
 
 class ToScheduler(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "lease", "load_query", "goodbye", "watch_blocks", "snapshot_query", "story_query")
@@ -111,7 +113,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "handle", "num_choices", "prompt_token_ids", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "priority", "tenant", "cache_salt", "deadline_ms", "delivered")
+    __slots__ = ("request_id", "handle", "num_choices", "prompt_token_ids", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "priority", "tenant", "cache_salt", "deadline_ms", "delivered", "num_prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,7 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     handle: int
     num_choices: int
@@ -138,7 +141,8 @@ class Submit(_message.Message):
     cache_salt: bytes
     deadline_ms: int
     delivered: _containers.RepeatedCompositeFieldContainer[Delivered]
-    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., num_choices: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_step_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[Delivered, _Mapping]]] = ...) -> None: ...
+    num_prompt_logprobs: int
+    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., num_choices: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_step_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[Delivered, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Delivered(_message.Message):
     __slots__ = ("token_ids", "finished", "num_preemptions", "num_resumes")
@@ -161,20 +165,22 @@ class Cancel(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ...) -> None: ...
 
 class TokenFrame(_message.Message):
-    __slots__ = ("handles", "token_ids", "positions", "started", "finished", "logprobs")
+    __slots__ = ("handles", "token_ids", "positions", "started", "finished", "logprobs", "prompt_logprobs")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     token_ids: bytes
     positions: bytes
     started: _containers.RepeatedCompositeFieldContainer[Started]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[ChoicePromptLogprobs]
+    def __init__(self, handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[ChoicePromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("handle", "num_cached_tokens")
@@ -211,6 +217,14 @@ class TokenLogprobs(_message.Message):
     entry: int
     values: _step_pb2.RowLogprobs
     def __init__(self, entry: _Optional[int] = ..., values: _Optional[_Union[_step_pb2.RowLogprobs, _Mapping]] = ...) -> None: ...
+
+class ChoicePromptLogprobs(_message.Message):
+    __slots__ = ("handle", "values")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    values: _step_pb2.PromptLogprobs
+    def __init__(self, handle: _Optional[int] = ..., values: _Optional[_Union[_step_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("handle", "status", "message", "field", "retry_after_ms")

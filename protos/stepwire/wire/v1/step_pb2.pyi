@@ -171,7 +171,7 @@ class Admit(_message.Message):
     def __init__(self, row: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "choice", "min_tokens", "stop_token_ids", "bias_token_ids", "bias_values", "allowed_token_ids", "logprobs")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "choice", "min_tokens", "stop_token_ids", "bias_token_ids", "bias_values", "allowed_token_ids", "logprobs", "bad_words", "prompt_logprobs", "constraint")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +187,9 @@ class Sampling(_message.Message):
     BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -202,10 +205,21 @@ class Sampling(_message.Message):
     bias_values: bytes
     allowed_token_ids: bytes
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., bias_token_ids: _Optional[bytes] = ..., bias_values: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    bad_words: bytes
+    prompt_logprobs: int
+    constraint: Constraint
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., bias_token_ids: _Optional[bytes] = ..., bias_values: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., bad_words: _Optional[bytes] = ..., prompt_logprobs: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+
+class Constraint(_message.Message):
+    __slots__ = ("grammar", "end_token_ids")
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    grammar: str
+    end_token_ids: bytes
+    def __init__(self, grammar: _Optional[str] = ..., end_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("boot_id", "epoch", "step_id", "token_ids", "logprobs", "forward_us", "num_rows", "num_stored_tokens")
+    __slots__ = ("boot_id", "epoch", "step_id", "token_ids", "logprobs", "forward_us", "num_rows", "num_stored_tokens", "prompt_logprobs", "faults")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +228,8 @@ class StepResult(_message.Message):
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
     boot_id: int
     epoch: int
     step_id: int
@@ -222,7 +238,35 @@ class StepResult(_message.Message):
     forward_us: int
     num_rows: int
     num_stored_tokens: int
-    def __init__(self, boot_id: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_us: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_stored_tokens: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    faults: _containers.RepeatedCompositeFieldContainer[RowFault]
+    def __init__(self, boot_id: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., forward_us: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_stored_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[RowFault, _Mapping]]] = ...) -> None: ...
+
+class RowFault(_message.Message):
+    __slots__ = ("row", "message")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    message: str
+    def __init__(self, row: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("row", "first_position", "logprobs", "ranks", "num_top", "top_token_ids", "top_logprobs")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    first_position: int
+    logprobs: bytes
+    ranks: bytes
+    num_top: int
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, row: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., num_top: _Optional[int] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class RowLogprobs(_message.Message):
     __slots__ = ("row", "logprob", "rank", "top_token_ids", "top_logprobs")
