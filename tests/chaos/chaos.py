@@ -16,13 +16,14 @@ from pathlib import Path
 import psutil
 
 from scheduler_svc.supervisor.options import OPTIONS
-from tests.chaos.standby import Standby
+from tests.chaos.keeper import Keeper, executor_args
 from tests.chaos.streams import Clients, Verdict
 from tests.e2e.server import Serve
 
 STEP_US = "3000"
 # Not longer than a lease: what happens after it is tested alone.
 LONGEST_STOP_S = 4.0
+CALM_WITHIN_S = 15.0
 IDLE_WITHIN_S = 30.0
 # The run kills more often than any service should have to bear.
 PATIENCE = tuple(
@@ -45,8 +46,12 @@ class Plan:
     num_streams: int = 64
     num_frontends: int = 2
     with_standby: bool = False
-    fault_every_s: float = 0.7
+    # The run goes on until there were so many.
+    min_kills: int = 0
+    fault_every_s: float = 0.5
     kill_share: float = 0.75
+    # Of the faults, those that wait until somebody is served again; the others fall into the recovery from the last.
+    calm_share: float = 0.6
 
 
 @dataclass
@@ -63,7 +68,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        return not (self.verdict.wrong or self.leaks)
+        return not (self.verdict.wrong or self.leaks) and self.verdict.ends["exact"] > 0
 
     def report(self) -> str:
         verdict = self.verdict
@@ -91,12 +96,8 @@ def run(plan: Plan, folder: Path, model: Path) -> Outcome:
         supervisor = psutil.Process(serve.process.pid)
         if plan.with_standby:
             runtime_dir = Path(serve.runtime_sockets()[0]).parent
-            with Standby(
-                runtime_dir,
-                folder / "standby.log",
-                ("--backend", "simulated", "--model", str(model)),
-                os.environ | environ,
-            ) as standby:
+            args = executor_args(runtime_dir, *options)
+            with Keeper(folder / "standby.log", *args, environ=os.environ | environ) as standby:
                 asyncio.run(_disturb(plan, serve, standby, outcome))
         else:
             asyncio.run(_disturb(plan, serve, None, outcome))
@@ -114,11 +115,11 @@ def run(plan: Plan, folder: Path, model: Path) -> Outcome:
     return outcome
 
 
-async def _disturb(plan: Plan, serve: Serve, standby: Standby | None, outcome: Outcome) -> None:
+async def _disturb(plan: Plan, serve: Serve, standby: Keeper | None, outcome: Outcome) -> None:
     clients = Clients(serve.addresses, plan.num_streams, plan.seed)
     outcome.verdict = clients.verdict
     reading = asyncio.create_task(clients.run())
-    faults = Faults(plan, serve, standby, outcome)
+    faults = Faults(plan, serve, standby, clients, outcome)
     try:
         await faults.run()
     finally:
@@ -130,22 +131,42 @@ async def _disturb(plan: Plan, serve: Serve, standby: Standby | None, outcome: O
 class Faults:
     """Kills and stops at random moments; a stopped process goes on after a while, if nobody killed it meanwhile."""
 
-    def __init__(self, plan: Plan, serve: Serve, standby: Standby | None, outcome: Outcome):
-        self._plan, self._serve, self._standby, self._outcome = plan, serve, standby, outcome
+    def __init__(self, plan: Plan, serve: Serve, standby: Keeper | None, clients: Clients, outcome: Outcome):
+        self._plan, self._serve, self._standby = plan, serve, standby
+        self._clients, self._outcome = clients, outcome
         self._draw = random.Random(plan.seed + 1)
         self._began_at = time.monotonic()
         self._stopped: dict[int, float] = {}
 
     async def run(self) -> None:
-        await asyncio.sleep(1.0)
-        while (now := time.monotonic()) - self._began_at < self._plan.seconds:
+        plan = self._plan
+        while self._age() < plan.seconds or (
+            self._outcome.num_kills < plan.min_kills and self._age() < 9 * plan.seconds
+        ):
+            if self._draw.random() < plan.calm_share:
+                await self._served()
+            await self._pause(self._draw.expovariate(1 / plan.fault_every_s))
             if self._serve.process.poll() is not None:
                 self._outcome.leaks.append("serve ended by itself:\n" + self._serve.output()[-2000:])
                 return
+            self._strike()
+
+    async def _served(self) -> None:
+        """Until somebody reads something; not for ever, because a fault may be what it takes."""
+        before, limit = self._clients.num_messages, time.monotonic() + CALM_WITHIN_S
+        while self._clients.num_messages == before and time.monotonic() < limit:
+            await self._pause(0.05)
+
+    async def _pause(self, seconds: float) -> None:
+        """Whoever has stood still for long enough goes on meanwhile."""
+        limit = time.monotonic() + seconds
+        while (now := time.monotonic()) < limit:
             for pid in [pid for pid, until in self._stopped.items() if until <= now]:
                 self._resume(pid)
-            self._strike()
-            await asyncio.sleep(self._draw.expovariate(1 / self._plan.fault_every_s))
+            await asyncio.sleep(min(0.05, limit - now))
+
+    def _age(self) -> float:
+        return time.monotonic() - self._began_at
 
     def resume_all(self) -> None:
         for pid in list(self._stopped):
@@ -158,11 +179,11 @@ class Faults:
         kills = self._draw.random() < self._plan.kill_share
         stop_s = self._draw.uniform(0.1, LONGEST_STOP_S)
         try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return
             os.kill(pid, signal.SIGKILL if kills else signal.SIGSTOP)
-        except ProcessLookupError:
+        except (psutil.NoSuchProcess, ProcessLookupError):
             return  # it is being started again
-        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE and not kills:
-            return
         if kills:
             self._stopped.pop(pid, None)
         else:
@@ -188,7 +209,7 @@ class Faults:
         self._tell(f"go on (pid {pid})")
 
     def _tell(self, text: str) -> None:
-        self._outcome.story.append(f"{time.monotonic() - self._began_at:6.2f} s  {text}")
+        self._outcome.story.append(f"{self._age():6.2f} s  {text}")
 
 
 def _look_for_leaks(serve: Serve, outcome: Outcome) -> None:

@@ -39,6 +39,8 @@ class Clients:
 
     def __init__(self, addresses: list[str], count: int, seed: int, *, cancel_share: float = 0.2):
         self.verdict = Verdict()
+        # Messages read so far: it rises while anybody is served.
+        self.num_messages = 0
         self._addresses = addresses
         self._count = count
         self._draw = random.Random(seed)
@@ -91,6 +93,7 @@ class Clients:
         call = stub.Generate(request)
         try:
             async for message in call:
+                self.num_messages += 1
                 got.extend(message.token_ids)
                 if message.finish_reason:
                     is_finished = True
@@ -125,5 +128,5 @@ class Clients:
         expected = drawn(request)
         equal = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), len(got))
         self.verdict.wrong.append(
-            f"{what} (prompt {len(request.token_ids.ids)}, asked for {len(expected)}, got {len(got)}, right up to {equal})"
+            f"{what} (prompt {len(request.token_ids.ids)}, asked for {len(expected)}, got {len(got)}, {equal} right)"
         )

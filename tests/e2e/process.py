@@ -14,13 +14,22 @@ EXECUTOR = ("-m", "executor_svc")
 FRONTEND = ("-m", "scheduler_svc.frontend")
 
 
+# PR_SET_PDEATHSIG in a program of its own: with a preexec_fn, Python would fork, which gRPC's threads do not bear.
+DIES_WITH_ITS_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.executable, sys.argv[1:])"
+
+
+def mortal(*args: object) -> list[str]:
+    """`python ARGS`, killed by the kernel when the thread that started it ends: no test leaves a process behind."""
+    return [sys.executable, "-I", "-S", "-c", DIES_WITH_ITS_PARENT, sys.executable, *map(str, args)]
+
+
 class Process:
     """Runs `python ARGS` from entry to exit, where it gets SIGTERM and time to end; its output goes to a file."""
 
     def __init__(self, folder: Path, name: str, *args: object, env: dict[str, str] | None = None):
         self.ready_file = folder / f"{name}.ready"
         self.log_path = folder / f"{name}.log"
-        self._command = [sys.executable, *map(str, args)]
+        self._command = mortal(*args)
         self._env = {**os.environ, **(env or {})}
 
     def __enter__(self) -> "Process":
