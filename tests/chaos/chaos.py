@@ -214,18 +214,11 @@ class Faults:
 
 def _look_for_leaks(serve: Serve, outcome: Outcome) -> None:
     limit = time.monotonic() + IDLE_WITHIN_S
-    while True:
-        try:
-            serve.wait_idle(max(0.0, limit - time.monotonic()))
-            break
-        except AssertionError as error:
-            outcome.leaks.append(str(error))
-            return
-        except Exception as error:  # a frontend may still be starting again
-            if time.monotonic() > limit:
-                outcome.leaks.append(f"GetLoad: {error}")
-                return
-            time.sleep(0.2)
+    try:
+        serve.wait_idle(IDLE_WITHIN_S)
+    except AssertionError as error:
+        outcome.leaks.append(str(error))
+        return
     while left := {name: serve.metric(name) for name in ZERO_AT_IDLE if serve.metric(name)}:
         if time.monotonic() > limit:
             outcome.leaks.append(f"gauges at idle: {left}")

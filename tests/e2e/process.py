@@ -26,14 +26,14 @@ def mortal(*args: object) -> list[str]:
 class Process:
     """Runs `python ARGS` from entry to exit, where it gets SIGTERM and time to end; its output goes to a file."""
 
-    def __init__(self, folder: Path, name: str, *args: object, env: dict[str, str] | None = None):
-        self.ready_file = folder / f"{name}.ready"
-        self.log_path = folder / f"{name}.log"
+    def __init__(
+        self, folder: Path, name: str, *args: object, env: dict[str, str] | None = None, output: Path | None = None
+    ):
+        self.log_path = output or folder / f"{name}.log"
         self._command = mortal(*args)
         self._env = {**os.environ, **(env or {})}
 
     def __enter__(self) -> "Process":
-        self.ready_file.unlink(missing_ok=True)
         with self.log_path.open("ab") as log:
             self.popen = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env, start_new_session=True)
         return self

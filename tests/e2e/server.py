@@ -72,8 +72,13 @@ class Answering:
         """The load once nothing runs or waits and every block is free or cached."""
         limit = time.monotonic() + limit_s
         while True:
-            load = self.load()
-            if load.num_running == load.num_waiting == load.blocks_used == 0:
+            try:
+                load = self.load()
+            except grpc.RpcError as error:
+                # The scheduler has just been started again, and its frontends are on their way to it.
+                assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+                load = None
+            if load is not None and load.num_running == load.num_waiting == load.blocks_used == 0:
                 return load
             assert time.monotonic() < limit, f"not idle after {limit_s} s: {load}"
             time.sleep(0.02)
@@ -82,9 +87,17 @@ class Answering:
 class Serve(Answering):
     """One `stepwire serve`: started on entry, drained on exit."""
 
-    def __init__(self, folder: Path, *args: str, frontends: int = 1, env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *args: str,
+        frontends: int = 1,
+        env: dict[str, str] | None = None,
+        output: Path | None = None,
+    ):
+        """`output`: where it writes instead of a log file in `folder`."""
         self.ready_file = folder / "ready.json"
-        self.log_path = folder / "serve.log"
+        self.log_path = output or folder / "serve.log"
         self.port = free_port(frontends)
         self.command = [
             *(sys.executable, "-m", "scheduler_svc.cli", "serve"),
