@@ -157,6 +157,7 @@ class Wave:
     async def run(self) -> list[Reading]:
         self.readings = [Reading() for _ in self._requests]
         async with grpc.aio.insecure_channel(self._address, options=CHANNEL) as channel:
+            await channel.channel_ready()
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             pairs = zip(self._requests, self.readings, strict=True)
             await asyncio.wait_for(asyncio.gather(*(self._read(stub, *pair) for pair in pairs)), LIMIT_S)
@@ -167,7 +168,7 @@ class Wave:
     ) -> None:
         reading.times.append(time.monotonic())
         try:
-            async for message in stub.Generate(request, wait_for_ready=True):
+            async for message in stub.Generate(request):
                 reading.times.append(time.monotonic())
                 reading.token_ids.extend(message.token_ids)
                 self.has_tokens.set()

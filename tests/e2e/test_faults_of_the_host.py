@@ -110,6 +110,29 @@ async def test_services_alone_go_on_when_nobody_reads_their_logs(tmp_path, defau
     os.close(reading)
 
 
+# The scheduler on a disk that is full after so many bytes a file.
+ON_A_SMALL_DISK = """
+    import resource, runpy, sys
+    size = int(sys.argv.pop(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    runpy.run_module("scheduler_svc", run_name="__main__", alter_sys=True)
+"""
+
+
+async def test_a_disk_that_fills_up_ends_the_journal_and_nothing_else(tmp_path, default_model):
+    alone = Alone(tmp_path, default_model, tmp_path / "log")
+    options = ("--runtime-dir", tmp_path / "run", "--journal", tmp_path / "journal")
+    scheduler = Process(tmp_path, "small", "-c", textwrap.dedent(ON_A_SMALL_DISK), 8192, *options)
+    with scheduler, alone.frontend, alone.executors[0]:
+        await until(alone.is_ready)
+        async with streams(alone, requests(16, SEED + 5), begun=False) as running:
+            pass
+        assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+        alone.wait_idle()
+    assert "journal_ended" in scheduler.output()
+    assert (tmp_path / "journal").stat().st_size <= 8192
+
+
 # A bug in the middle of service, by replacing one function of ours with one that fails.
 BROKEN = {
     "scheduler": ("scheduler_svc.core.scheduler:Scheduler.plan", "scheduler_svc.__main__", SCHEDULER[1]),
