@@ -38,8 +38,9 @@ from tests.e2e.server import Answering, free_port, greedy
 LIMIT_S = 300.0
 PHASES = ("prefill", "decode", "decode", "decode", "drain")
 DRAIN_HEAD_START_S = 0.05
-# A drain loses nothing while it may go on; here it includes the start of the process that is killed.
+# Streams are promised to survive within the drain's time and the frontend's resume limit; neither shall end first here.
 DRAIN_TIMEOUT_S = 600
+RESUME_LIMIT_S = 600
 CHANNEL = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
 
 
@@ -82,6 +83,7 @@ class Cluster(Answering):
         scheduler += ("--drain-timeout", DRAIN_TIMEOUT_S)
         frontend = ("-m", "scheduler_svc.frontend", "--connect", f"ipc://{run}/frontend.sock")
         frontend += ("--port", first, "--model", model, "--drain-timeout", DRAIN_TIMEOUT_S)
+        frontend += ("--resume-limit", RESUME_LIMIT_S)
         self.scheduler = Keeper(folder / "scheduler.log", *scheduler)
         self.frontend = Keeper(folder / "frontend.log", *frontend)
         self.executors = [Keeper(folder / f"executor-{i}.log", *executor) for i in range(1 + with_standby)]
