@@ -17,7 +17,8 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from tests.e2e.server import Serve, greedy
 
-LIMIT_S = 30.0
+# For what a busy machine may take; nothing is measured with it.
+LIMIT_S = 90.0
 # A step takes long enough that a fault lands in the middle of every stream.
 SLOW = {"STEPWIRE_SIM_STEP_US": "5000"}
 VOCAB = 49_152

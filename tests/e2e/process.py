@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 
 SCHEDULER = ("-m", "scheduler_svc")
 EXECUTOR = ("-m", "executor_svc")

@@ -66,7 +66,7 @@ class Answering:
 
     def load(self, frontend: int = 0) -> pb.GetLoadResponse:
         with self.stub(frontend) as stub:
-            return stub.GetLoad(pb.GetLoadRequest())
+            return stub.GetLoad(pb.GetLoadRequest(), timeout=10)
 
     def wait_idle(self, limit_s: float = 10.0) -> pb.GetLoadResponse:
         """The load once nothing runs or waits and every block is free or cached."""
@@ -75,7 +75,7 @@ class Answering:
             try:
                 load = self.load()
             except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise
                 load = None  # the scheduler was just started again, and its frontends are on their way to it
             if load is not None and load.num_running == load.num_waiting == load.blocks_used == 0:
