@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 1000
+SECONDS ?= 60
+STREAMS ?= 20000
 # What a stamp depends on: unchanged packaging means nothing to install.
 PACKAGING := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-compose sim coverage check gen lock bench clean
+.PHONY: help install serve test test-compose sim chaos soak coverage check gen lock bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -25,6 +27,12 @@ test-compose: $(VENV)/.installed-dev  ## the containers, on the Docker engine of
 
 sim: $(VENV)/.installed-dev  ## worlds of the scheduler simulation; make sim SEEDS=100000 for the night
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+chaos: $(VENV)/.installed-dev  ## kills and stops under streams with known answers; make chaos SECONDS=60 SEED=1 ARGS=--standby
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(VENV)/.installed-dev  ## short and cancelled streams: nothing grows; make soak STREAMS=20000
+	$(BIN)/python -m tests.chaos.soak --streams $(STREAMS) $(ARGS)
 
 coverage: $(VENV)/.installed-dev  ## branch coverage of scheduler_svc/core; fails below 100 %
 	$(BIN)/python -m tests.core_coverage

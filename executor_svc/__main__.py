@@ -20,6 +20,7 @@ from executor_svc.config import (
     prepare_environment,
 )
 from executor_svc.errors import ExecutorError, Refused, StartupError
+from executor_svc.log_output import start_logging
 
 logger = logging.getLogger("executor_svc")
 
@@ -103,7 +104,7 @@ def main(
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit status. One line says why it is not 0."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    start_logging(logging.INFO)
     prepare_environment()
     command = typer.main.get_command(app)
     try:

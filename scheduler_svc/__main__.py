@@ -1,12 +1,11 @@
 """`python -m scheduler_svc`: the bare scheduler, one process, no gRPC."""
 
 import logging
-import sys
 
 import typer
 
 from scheduler_svc import config as options
-from scheduler_svc import entry
+from scheduler_svc import entry, log_output
 from scheduler_svc.errors import StartupError
 from scheduler_svc.process import run_scheduler
 
@@ -80,7 +79,7 @@ def start_logging(level: str) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise StartupError(f"unknown log level {level!r}: use debug, info, warning or error")
-    logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    log_output.start_logging(number)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """`python -m scheduler_svc.frontend`: one frontend process."""
 
 import logging
-import sys
 from pathlib import Path
 
 import typer
 import uvloop
 
-from scheduler_svc import entry
+from scheduler_svc import entry, log_output
 from scheduler_svc.config import KNOWN_VARIABLES, check_environment, endpoints
 from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend import config as options
@@ -48,7 +47,7 @@ def frontend(
     number = logging.getLevelNamesMapping().get(log_level.upper())
     if number is None:
         raise StartupError(f"unknown log level {log_level!r}: use debug, info, warning or error")
-    logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    log_output.start_logging(number)
     run_frontend(
         options.FrontendConfig(
             connect=connect or endpoints().frontend,

@@ -44,6 +44,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # A client that vanished without a word is found out, so that its blocks are freed.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # How long the answer to any ping may take. Its default of a minute wins over the line above while we write.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.max_concurrent_streams", 16_384),
     # Calls that arrived faster than we take them. Beyond the first limit grpc cancels some at random, and clients do
     # not try again after CANCELLED; the scheduler's queue is what refuses, with a time to come back.

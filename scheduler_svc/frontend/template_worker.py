@@ -7,6 +7,7 @@ reaching Python; the limits here keep them from eating time and memory, which a 
 
 import datetime
 import json
+import os
 import resource
 import signal
 import struct
@@ -123,13 +124,18 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
     try:
         template = environment().from_string(setup["template"])
-        _write(sink, {"variables": variables(setup["template"])})
+        ready = {"variables": variables(setup["template"])}
     except Exception as error:
         _write(sink, {"error": f"{type(error).__name__}: {error}"[:300]})
         return
+    _write(sink, ready)
     while (message := _read(source)) is not None:
         _write(sink, _answer(template, message, setup["cpu_s"]))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:
+        # Nobody waits for the answer: the frontend was killed. Nothing to flush at exit either.
+        os._exit(0)

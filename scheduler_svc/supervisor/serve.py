@@ -159,7 +159,10 @@ class Service:
             self.console.status("")
             self.console.say(self._announcement())
         if self._announced and self.config.ready_file:
-            ready.write(self.config.ready_file, self.report())
+            try:
+                ready.write(self.config.ready_file, self.report())
+            except OSError as error:  # a full disk, say: who reads the file sees the pids before, and serving goes on
+                self.console.say(f"cannot write --ready-file {self.config.ready_file}: {error.strerror}")
 
     def report(self) -> dict[str, Any]:
         """The content of the ready file."""

@@ -40,12 +40,64 @@ def _is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-class Serve:
+class Answering:
+    """Something that answers gRPC at `addresses` and tells its metrics at `metrics_urls`."""
+
+    addresses: list[str]
+    metrics_urls: list[str]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over series of `name` that carry `labels`, from the metrics endpoints."""
+        total = 0.0
+        for url in self.metrics_urls:
+            with urllib.request.urlopen(url, timeout=5) as reply:
+                text = reply.read().decode()
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if sample.name == name and labels.items() <= sample.labels.items():
+                        total += sample.value
+        return total
+
+    @contextlib.contextmanager
+    def stub(self, frontend: int = 0) -> Iterator[inference_pb2_grpc.InferenceServiceStub]:
+        """A blocking client, for single calls."""
+        with grpc.insecure_channel(self.addresses[frontend]) as channel:
+            yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+    def load(self, frontend: int = 0) -> pb.GetLoadResponse:
+        with self.stub(frontend) as stub:
+            return stub.GetLoad(pb.GetLoadRequest(), timeout=10)
+
+    def wait_idle(self, limit_s: float = 10.0) -> pb.GetLoadResponse:
+        """The load once nothing runs or waits and every block is free or cached."""
+        limit = time.monotonic() + limit_s
+        while True:
+            try:
+                load = self.load()
+            except grpc.RpcError as error:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                load = None  # the scheduler was just started again, and its frontends are on their way to it
+            if load is not None and load.num_running == load.num_waiting == load.blocks_used == 0:
+                return load
+            assert time.monotonic() < limit, f"not idle after {limit_s} s: {load}"
+            time.sleep(0.02)
+
+
+class Serve(Answering):
     """One `stepwire serve`: started on entry, drained on exit."""
 
-    def __init__(self, folder: Path, *args: str, frontends: int = 1, env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *args: str,
+        frontends: int = 1,
+        env: dict[str, str] | None = None,
+        output: Path | None = None,
+    ):
+        """`output`: where it writes instead of a log file in `folder`."""
         self.ready_file = folder / "ready.json"
-        self.log_path = folder / "serve.log"
+        self.log_path = output or folder / "serve.log"
         self.port = free_port(frontends)
         self.command = [
             *(sys.executable, "-m", "scheduler_svc.cli", "serve"),
@@ -87,8 +139,12 @@ class Serve:
         return json.loads(self.ready_file.read_text())
 
     @property
-    def addresses(self) -> list[str]:
+    def addresses(self) -> list[str]:  # type: ignore[override]
         return self.ready["grpc"]
+
+    @property
+    def metrics_urls(self) -> list[str]:  # type: ignore[override]
+        return [self.ready["metrics"]]
 
     def runtime_sockets(self) -> list[str]:
         """Paths of the Unix sockets that the scheduler listens on."""
@@ -98,37 +154,6 @@ class Serve:
         fields = [line.split() for line in listing]
         listening = {f[7] for f in fields if len(f) > 7 and int(f[6]) in inodes and f[3] == "00010000"}
         return sorted(path for path in listening if path.startswith("/"))
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum over series of `name` that carry `labels`, from the metrics endpoint."""
-        with urllib.request.urlopen(self.ready["metrics"], timeout=5) as reply:
-            text = reply.read().decode()
-        total = 0.0
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == name and labels.items() <= sample.labels.items():
-                    total += sample.value
-        return total
-
-    @contextlib.contextmanager
-    def stub(self, frontend: int = 0) -> Iterator[inference_pb2_grpc.InferenceServiceStub]:
-        """A blocking client, for single calls."""
-        with grpc.insecure_channel(self.addresses[frontend]) as channel:
-            yield inference_pb2_grpc.InferenceServiceStub(channel)
-
-    def load(self, frontend: int = 0) -> pb.GetLoadResponse:
-        with self.stub(frontend) as stub:
-            return stub.GetLoad(pb.GetLoadRequest())
-
-    def wait_idle(self, limit_s: float = 10.0) -> pb.GetLoadResponse:
-        """The load once nothing runs or waits and every block is free or cached."""
-        limit = time.monotonic() + limit_s
-        while True:
-            load = self.load()
-            if load.num_running == load.num_waiting == load.blocks_used == 0:
-                return load
-            assert time.monotonic() < limit, f"not idle after {limit_s} s: {load}"
-            time.sleep(0.02)
 
 
 @dataclass

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.e2e.known_answers import LIMIT_S, SLOW, assert_clean, drawn, pids, requests, streams, until
 from tests.e2e.server import Serve
-from tests.e2e.test_faults import LIMIT_S, SLOW, assert_clean, drawn, pids, requests, streams, until
 
 SEED = 7_777
 # No innocent request of this seed holds or draws it.
