@@ -17,7 +17,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
-F32, BF16, INT8, F16 = range(4)
+F32, BF16, INT8, F16, I16 = range(5)
 EMBED, NORM, LINEAR, ROPE, ATTENTION, QUANTISE, GATHER = range(7)
 CODE_NAMES = ("embed", "norm", "linear", "rope", "attention", "quantise", "gather")
 STORE, ADD, GLU = range(3)
@@ -32,7 +32,7 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("code", "kind", "epilogue", "activation")),
         *((name, ctypes.c_int32) for name in ("source", "target", "row_scale", "layer", "few", "target_kind")),
         *((name, ctypes.c_int64) for name in ("n", "k")),
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "correction")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale")),
         *((name, ctypes.c_void_p) for name in ("cosine", "sine", "q_norm", "k_norm")),
         *((name, ctypes.c_int64) for name in ("rope_dim", "window")),
         *((name, ctypes.c_float) for name in ("epsilon", "factor", "softcap", "unused")),
@@ -70,6 +70,7 @@ class Engine:
 
     library: ctypes.CDLL
     name: str  # the instructions it uses, for the log
+    pairs: bool  # matrices of bfloat16 and of bytes are multiplied by bfloat16; else by floats and by 16-bit integers
 
 
 def cpu_flags() -> frozenset[str]:
@@ -114,9 +115,10 @@ def load_engine(
         return "threads cannot be started"
     flags = cpu_flags()
     vectors = next(
-        (n for f, n in (("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512")) if f in flags), platform.machine()
+        (n for f, n in (("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512"), ("avx2", "AVX2")) if f in flags),
+        platform.machine(),
     )
-    return Engine(library, "AMX" if tiles else vectors)
+    return Engine(library, "AMX" if tiles else vectors, pairs=bool(library.engine_pairs()))
 
 
 def _digest(compiler: str) -> str:
