@@ -71,37 +71,36 @@ static inline __attribute__((always_inline)) void block(int kind, int rows, int 
                                                         int b_stride, float *c, int ldc, int accumulate,
                                                         const uint32_t *const *ahead) {
     int factors = factors_per_word(kind);
+    int64_t row = (int64_t)lda * 4, step_b = b_stride;
     vec sum[MAX_ROWS][MAX_VECTORS];
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; j++) sum[i][j] = accumulate ? *(vec *)(c + i * ldc + j * LANES) : (vec){0};
+    /* Two pointers reach six rows: base + row * {0, 1, 2} is one address of the processor's. */
+    const char *low = (const char *)a, *high = low + 3 * row;
     for (int s = 0; s < segments; s++, b += panels, ahead += ahead ? panels : 0) {
-        const uint32_t *from[MAX_VECTORS];
-#pragma GCC unroll 8
-        for (int j = 0; j < vectors; j++) from[j] = b[j / PER_PANEL] + j % PER_PANEL * LANES;
-        for (int w = 0; w < words; w++, a += factors) {
+        const uint32_t *from[MAX_VECTORS / PER_PANEL];
+#pragma GCC unroll 4
+        for (int p = 0; p < vectors / PER_PANEL; p++) from[p] = b[p];
+        for (int w = 0; w < words; w++, low += factors * 4, high += factors * 4) {
             if (ahead)
-                for (int j = 0; j < vectors; j += PER_PANEL) __builtin_prefetch(ahead[j / PER_PANEL] + (int64_t)w * b_stride);
+                for (int p = 0; p < vectors / PER_PANEL; p++) __builtin_prefetch(ahead[p] + (int64_t)w * b_stride);
 #pragma GCC unroll 2
             for (int part = 0; part < factors; part++) {
-                if (rows > 3) { /* the matrix stays in registers, the left side passes by */
-                    vec column[MAX_VECTORS];
+                vec column[MAX_VECTORS];
 #pragma GCC unroll 8
-                    for (int j = 0; j < vectors; j++) column[j] = part_of(kind, *(const vecu *)(from[j] + (int64_t)w * b_stride), part);
+                for (int j = 0; j < vectors; j++)
+                    column[j] = part_of(kind, *(const vecu *)(from[j / PER_PANEL] + j % PER_PANEL * LANES), part);
 #pragma GCC unroll 6
-                    for (int i = 0; i < rows; i++)
+                for (int i = 0; i < rows; i++) {
+                    uint32_t factor = *(const uint32_t *)((i < 3 ? low : high) + i % 3 * row + part * 4);
 #pragma GCC unroll 8
-                        for (int j = 0; j < vectors; j++) sum[i][j] = step(kind, sum[i][j], a[i * lda + part], column[j]);
-                } else {
-#pragma GCC unroll 8
-                    for (int j = 0; j < vectors; j++) {
-                        vec column = part_of(kind, *(const vecu *)(from[j] + (int64_t)w * b_stride), part);
-#pragma GCC unroll 6
-                        for (int i = 0; i < rows; i++) sum[i][j] = step(kind, sum[i][j], a[i * lda + part], column);
-                    }
+                    for (int j = 0; j < vectors; j++) sum[i][j] = step(kind, sum[i][j], factor, column[j]);
                 }
             }
+#pragma GCC unroll 4
+            for (int p = 0; p < vectors / PER_PANEL; p++) from[p] += step_b;
         }
     }
 #pragma GCC unroll 6
