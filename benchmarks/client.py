@@ -39,10 +39,11 @@ async def send(job: dict[str, Any]) -> list[dict[str, Any]]:
 
         async def one(item: dict[str, Any], request: pb.GenerateRequest) -> dict[str, Any]:
             await asyncio.sleep(max(0.0, begin + item["due_s"] - time.perf_counter()))
-            stamps = []
-            async for message in stub.Generate(request):
-                if message.token_ids:
-                    stamps.append((time.perf_counter() - begin, len(message.token_ids)))
+            stamps = [
+                (time.perf_counter() - begin, len(message.token_ids))
+                async for message in stub.Generate(request)
+                if message.token_ids
+            ]
             if sum(count for _, count in stamps) != item["num_output"]:
                 raise SystemExit(f"asked for {item['num_output']} tokens, got {stamps}")
             return {"due_s": item["due_s"], "stamps": stamps}

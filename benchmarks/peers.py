@@ -76,12 +76,13 @@ def table(rows: Rows) -> str:
     for name in names:
         cells = []
         for column, workload, key, factor in COLUMNS:
-            found = [row[key] * factor for row in rows if row["peer"] == name and row["wl"] == workload and row.get(key)]
+            found = [
+                row[key] * factor for row in rows if row["peer"] == name and row["wl"] == workload and row.get(key)
+            ]
             medians[name, column] = statistics.median(found) if found else 0.0
             cells.append(f"{medians[name, column]:.4g}" if found else "-")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     best = max((medians[n, "W1 tok/s"] for n in names if not n.startswith("stepwire-")), default=0.0)
-    for name in names:
-        if name.startswith("stepwire-") and best and medians[name, "W1 tok/s"]:
-            lines.append(f"{name}: W1 {medians[name, 'W1 tok/s'] / best:.2f}x the best peer")
+    ours = [name for name in names if name.startswith("stepwire-") and best and medians[name, "W1 tok/s"]]
+    lines += [f"{name}: W1 {medians[name, 'W1 tok/s'] / best:.2f}x the best peer" for name in ours]
     return "\n".join(lines)

@@ -23,7 +23,9 @@ def draw(rows: Rows, folder: Path) -> None:
     dtypes = list(dict.fromkeys(row["dtype"] for row in mine))
     with mpl.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.9))
-        bars(left, mine, dtypes, [n for n in ("W1", "W2", "W3", "W3-off", "W4") if any(r["workload"] == n for r in mine)])
+        bars(
+            left, mine, dtypes, [n for n in ("W1", "W2", "W3", "W3-off", "W4") if any(r["workload"] == n for r in mine)]
+        )
         late = [row for row in mine if row["workload"] == "W4"]
         for number, key in enumerate(("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")):
             for index, dtype in enumerate(dtypes):

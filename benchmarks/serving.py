@@ -66,7 +66,10 @@ def poisson(items: list[Item], rate: float, seed: int) -> list[Timed]:
 
 def freshen(items: list[Item], draw: random.Random) -> list[Item]:
     """The same lengths, other first ids: nothing of them is in the prefix cache."""
-    return [Item([draw.randrange(100, 40_000) for _ in item.prompt[:8]] + item.prompt[8:], item.num_output) for item in items]
+    return [
+        Item([draw.randrange(100, 40_000) for _ in item.prompt[:8]] + item.prompt[8:], item.num_output)
+        for item in items
+    ]
 
 
 def percentile(values: list[float], q: float) -> float:

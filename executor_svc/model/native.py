@@ -91,7 +91,7 @@ def has_fast_bf16() -> bool:
 
 
 def prefers_bf16() -> bool:
-    """Is bfloat16 the fastest type here? It is where the CPU multiplies it, and where the engine widens it on the way."""
+    """Is bfloat16 the fastest type here? Where the CPU multiplies it, and where the engine widens it on the way."""
     return has_fast_bf16() or ({"avx2", "fma"} <= cpu_flags() and find_compiler() is not None)
 
 

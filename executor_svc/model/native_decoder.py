@@ -17,7 +17,7 @@ from executor_svc.model.native_weights import Arena, PackedLinear, kind_of, padd
 from executor_svc.model.rope import rope_tables
 from executor_svc.model.weights import LayerWeights, Progress, WeightSource
 
-# Buffers of a step. Those of 16-bit integers have their scales in *_SCALE: HIDDEN where they are wanted, WIDE_16 always.
+# Buffers of a step. Those of 16-bit integers have their scales in *_SCALE: WIDE_16, and HIDDEN where they are wanted.
 RESIDUAL, HIDDEN, PROJECTED, QUERIES, ATTENDED, GATED, LOGITS, HIDDEN_SCALE, WIDE_16, WIDE_SCALE = range(10)
 LAST_RESIDUAL, LAST_ATTENDED, NUM_BUFFERS = 10, 11, 12
 ROWS = 32  # the matrix kernel touches rows in thirty-twos
@@ -76,9 +76,7 @@ class NativeDecoder:
 
     def _build(self, source: WeightSource, progress: Progress | None) -> None:
         config = self.config
-        embedding = source.embedding().contiguous()
-        embedding = embedding.float() if embedding.dtype == torch.float64 else embedding
-        self._keep.append(embedding)
+        embedding = self._own(source.embedding())
         self._op(
             native.EMBED,
             target=RESIDUAL,
@@ -89,6 +87,7 @@ class NativeDecoder:
         )
         for index in range(config.num_layers):
             self._layer(source.layer(index), index, last=index + 1 == config.num_layers)
+            source.release()
             if progress is not None:
                 progress(index + 1, config.num_layers)
         self._norm(LAST_RESIDUAL, source.final_norm(), few=1)
@@ -200,8 +199,15 @@ class NativeDecoder:
     def _op(self, code: int, **fields: Any) -> None:
         self._ops.append(native.Op(code=code, epsilon=self.config.norm_eps, **({"factor": 1.0} | fields)))
 
+    def _own(self, embedding: torch.Tensor) -> torch.Tensor:
+        """A copy that keeps no file open, in two bytes where the weights have no more than that."""
+        wide = self.kind == F32 and embedding.dtype != torch.bfloat16
+        copy = embedding.to(torch.float32 if wide else torch.bfloat16, copy=True).contiguous()
+        self._keep.append(copy)
+        return copy
+
     def _parameter(self, weight: torch.Tensor | None) -> int | None:
-        return None if weight is None else self._address(weight.float().contiguous().numpy())
+        return None if weight is None else self._address(weight.to(torch.float32, copy=True).contiguous().numpy())
 
     def _address(self, array: np.ndarray | None) -> int | None:
         if array is None:

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,3 +166,28 @@ def test_the_engine_is_compiled_once(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_compile", refuse)
     assert "native engine" in load(tiny, "bfloat16", cache_dir=tmp_path).description
     assert list(tmp_path.iterdir()) == [library]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_file_stays_in_memory(tiny, dtype):
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("the system does not list mappings")
+    decoder = load(tiny, dtype)
+    assert str(tiny[0]) not in maps.read_text()
+    assert decoder.engine.name
+
+
+@pytest.mark.parametrize(
+    ("flags", "compiler", "expected"),
+    [
+        ({"avx2", "fma"}, "/usr/bin/cc", True),
+        ({"avx2", "fma"}, None, False),
+        ({"avx512_bf16"}, None, True),
+        ({"sse2"}, "/usr/bin/cc", False),
+    ],
+)
+def test_bfloat16_is_chosen_where_it_is_fast(monkeypatch, flags, compiler, expected):
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
+    assert native.prefers_bf16() == expected

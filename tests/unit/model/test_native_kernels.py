@@ -50,7 +50,9 @@ def right_side(kind: int, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return words, widen(stored) if kind == native.BF16 else stored
 
 
-def multiply(engine, kind: int, a, words, rows: int, panels: int, segments: int, c: np.ndarray, accumulate: bool) -> None:
+def multiply(
+    engine, kind: int, a, words, rows: int, panels: int, segments: int, c: np.ndarray, accumulate: bool
+) -> None:
     """Panels lie side by side in pairs, a segment after another, each at an address of its own."""
     per_segment = len(words) // segments
     blocks, pointers = [], (ctypes.c_void_p * (panels * segments))()
@@ -78,7 +80,11 @@ def test_products(engine, kind, k, segments):
         pytest.skip("bytes become bfloat16 before they get here")
     draw = np.random.default_rng([SEED, kind, k])
     for panels in (1, 2, 3, 4):
-        b = draw.integers(-127, 128, (k, panels * PANEL)) if kind == native.INT8 else draw.normal(size=(k, panels * PANEL))
+        b = (
+            draw.integers(-127, 128, (k, panels * PANEL))
+            if kind == native.INT8
+            else draw.normal(size=(k, panels * PANEL))
+        )
         words, right = right_side(kind, b)
         for rows in ROWS:
             a = draw.integers(-20_000, 20_001, (32, k)) if kind == native.INT8 else draw.normal(size=(32, k))
@@ -112,4 +118,6 @@ def test_a_row_has_the_same_bits_in_every_block(engine, kind):
             c = np.zeros((32, 64), np.float32)
             multiply(engine, kind, laid, words[:, : panels * PANEL], rows, panels, 1, c, False)
             found = c[:rows, : panels * PANEL].view(np.uint32)
-            assert np.array_equal(found, whole[:rows, : panels * PANEL].view(np.uint32)), f"{rows} rows, {panels} panels"
+            assert np.array_equal(found, whole[:rows, : panels * PANEL].view(np.uint32)), (
+                f"{rows} rows, {panels} panels"
+            )
