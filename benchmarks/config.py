@@ -11,3 +11,8 @@ def interpret_kernels() -> None:
 def quiet_threads() -> None:
     """Before torch is imported: waiting threads sleep, as in the executor, so that a busy neighbour costs little."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def environment_with(**variables: str) -> dict[str, str]:
+    """This process's environment for a child, with more in it."""
+    return {**os.environ, **variables}

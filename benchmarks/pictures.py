@@ -35,14 +35,14 @@ def draw(found: dict[str, Rows], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         if "overload" in found:
-            _save(_overload(found["overload"]), folder / "policy_overload.png")
+            save(_overload(found["overload"]), folder / "policy_overload.png")
         if "fairness" in found:
-            _save(_fairness(found["fairness"]), folder / "policy_fairness.png")
+            save(_fairness(found["fairness"]), folder / "policy_fairness.png")
         if {"rates", "blocks", "budgets", "pools"} <= set(found):
-            _save(_settings(found), folder / "policy_settings.png")
+            save(_settings(found), folder / "policy_settings.png")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     drawn = BytesIO()
     figure.savefig(drawn, dpi=90, bbox_inches="tight")
     plt.close(figure)

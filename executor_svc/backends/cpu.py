@@ -17,7 +17,7 @@ from executor_svc.memory import available_memory
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.load import load_model
-from executor_svc.model.native import has_fast_bf16
+from executor_svc.model.native import prefers_bf16
 from executor_svc.race import Race, load_race
 from executor_svc.sampler import Sampler, score
 from executor_svc.startup import Startup
@@ -105,8 +105,8 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
 def resolve_dtype(choice: Dtype) -> Weights:
     match choice:
         case Dtype.AUTO:
-            # Half the memory traffic, where the processor multiplies bfloat16 itself.
-            return torch.bfloat16 if has_fast_bf16() else torch.float32
+            # Half the memory traffic, where the arithmetic costs no more for it.
+            return torch.bfloat16 if prefers_bf16() else torch.float32
         case Dtype.INT8:
             return "int8"
         case _:

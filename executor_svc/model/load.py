@@ -30,12 +30,12 @@ def load_model(
 ) -> Decoder:
     """The decoder for the model in `path`, on the CPU.
 
-    dtype "auto" is bfloat16 where the CPU multiplies it and float32 elsewhere. `num_threads` 0 means every core this
+    dtype "auto" is bfloat16 where that is fast and float32 elsewhere. `num_threads` 0 means every core this
     process may use. The compiled engine is kept in `cache_dir`; `notice` hears when it is made. `use_native` False
     forces torch.
     """
     if dtype == "auto":
-        dtype = torch.bfloat16 if native.has_fast_bf16() else torch.float32
+        dtype = torch.bfloat16 if native.prefers_bf16() else torch.float32
     num_threads = num_threads or len(os.sched_getaffinity(0))
     reason = "not wanted" if not use_native else unsupported(config)
     if reason is None and dtype not in _KINDS:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
-F32, BF16, INT8, F16 = range(4)
+F32, BF16, INT8, F16, I16 = range(5)
 EMBED, NORM, LINEAR, ROPE, ATTENTION, QUANTISE, GATHER = range(7)
 CODE_NAMES = ("embed", "norm", "linear", "rope", "attention", "quantise", "gather")
 STORE, ADD, GLU = range(3)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-COMPILE_TIMEOUT_S = 120
+COMPILE_TIMEOUT_S = 300
 
 
 class Op(ctypes.Structure):
@@ -32,7 +33,7 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("code", "kind", "epilogue", "activation")),
         *((name, ctypes.c_int32) for name in ("source", "target", "row_scale", "layer", "few", "target_kind")),
         *((name, ctypes.c_int64) for name in ("n", "k")),
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "correction")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale")),
         *((name, ctypes.c_void_p) for name in ("cosine", "sine", "q_norm", "k_norm")),
         *((name, ctypes.c_int64) for name in ("rope_dim", "window")),
         *((name, ctypes.c_float) for name in ("epsilon", "factor", "softcap", "unused")),
@@ -70,6 +71,7 @@ class Engine:
 
     library: ctypes.CDLL
     name: str  # the instructions it uses, for the log
+    pairs: bool  # matrices of bfloat16 and of bytes are multiplied by bfloat16; else by floats and by 16-bit integers
 
 
 def cpu_flags() -> frozenset[str]:
@@ -88,11 +90,21 @@ def has_fast_bf16() -> bool:
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
+def prefers_bf16() -> bool:
+    """Is bfloat16 the fastest type here? Where the CPU multiplies it, and where the engine widens it on the way."""
+    return has_fast_bf16() or ({"avx2", "fma"} <= cpu_flags() and find_compiler() is not None)
+
+
+def find_compiler() -> str | None:
+    """A C compiler, if there is one."""
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
 def load_engine(
     cache_dir: Path | None, num_threads: int, notice: Callable[[str], None] = lambda _: None
 ) -> Engine | str:
     """The engine, compiled if the cache lacks it, or the reason why there is none. `notice` hears of slow work."""
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    compiler = find_compiler()
     if compiler is None:
         return "no C compiler found"
     directory = cache_dir or Path.home() / ".cache" / "stepwire" / "native"
@@ -114,9 +126,10 @@ def load_engine(
         return "threads cannot be started"
     flags = cpu_flags()
     vectors = next(
-        (n for f, n in (("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512")) if f in flags), platform.machine()
+        (n for f, n in (("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512"), ("avx2", "AVX2")) if f in flags),
+        platform.machine(),
     )
-    return Engine(library, "AMX" if tiles else vectors)
+    return Engine(library, "AMX" if tiles else vectors, pairs=bool(library.engine_pairs()))
 
 
 def _digest(compiler: str) -> str:
@@ -135,7 +148,20 @@ def _compile(compiler: str, path: Path) -> None:
     try:
         sources = [str(file) for file in sorted(SOURCES.glob("*.c"))]
         command = [compiler, *FLAGS, "-o", built, *sources, "-lm"]
-        subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True)
+        _run(command)
         os.replace(built, path)
     finally:
         Path(built).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    """Like subprocess.run, and whatever the command started ends with it."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            output, errors = process.communicate(timeout=COMPILE_TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, errors)

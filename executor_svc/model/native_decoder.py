@@ -12,13 +12,13 @@ import torch
 
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.native import ADD, BF16, F32, GLU, INT8, STORE, Engine
+from executor_svc.model.native import ADD, BF16, F32, GLU, I16, INT8, STORE, Engine
 from executor_svc.model.native_weights import Arena, PackedLinear, kind_of, padded_bytes
 from executor_svc.model.rope import rope_tables
 from executor_svc.model.weights import LayerWeights, Progress, WeightSource
 
-# Buffers of a step. The *_8 ones hold bytes, and *_SCALE their scales, when weights are int8.
-RESIDUAL, HIDDEN, PROJECTED, QUERIES, ATTENDED, GATED, LOGITS, HIDDEN_SCALE, WIDE_8, WIDE_SCALE = range(10)
+# Buffers of a step. Those of 16-bit integers have their scales in *_SCALE: WIDE_16, and HIDDEN where they are wanted.
+RESIDUAL, HIDDEN, PROJECTED, QUERIES, ATTENDED, GATED, LOGITS, HIDDEN_SCALE, WIDE_16, WIDE_SCALE = range(10)
 LAST_RESIDUAL, LAST_ATTENDED, NUM_BUFFERS = 10, 11, 12
 ROWS = 32  # the matrix kernel touches rows in thirty-twos
 
@@ -50,7 +50,10 @@ class NativeDecoder:
     ):
         self.config = config = source.config
         self.engine, self.kind, self.num_threads = engine, kind, num_threads
-        self.kv_kind = kind if kind != INT8 else BF16 if native.has_fast_bf16() else F32
+        # Activations between operations, and as a matrix wants them on its left.
+        self.activations = BF16 if kind != F32 and engine.pairs else F32
+        self.factors = I16 if kind == INT8 and not engine.pairs else self.activations
+        self.kv_kind = F32 if kind == F32 else BF16
         self.kv_dtype = torch.bfloat16 if self.kv_kind == BF16 else torch.float32
         dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[kind]
         self.description = f"native engine, {engine.name}, {num_threads} threads, {dtype} weights"
@@ -73,9 +76,7 @@ class NativeDecoder:
 
     def _build(self, source: WeightSource, progress: Progress | None) -> None:
         config = self.config
-        embedding = source.embedding().contiguous()
-        embedding = embedding.float() if embedding.dtype == torch.float64 else embedding
-        self._keep.append(embedding)
+        embedding = self._own(source.embedding())
         self._op(
             native.EMBED,
             target=RESIDUAL,
@@ -86,6 +87,7 @@ class NativeDecoder:
         )
         for index in range(config.num_layers):
             self._layer(source.layer(index), index, last=index + 1 == config.num_layers)
+            source.release()
             if progress is not None:
                 progress(index + 1, config.num_layers)
         self._norm(LAST_RESIDUAL, source.final_norm(), few=1)
@@ -102,6 +104,7 @@ class NativeDecoder:
             native.ROPE,
             source=PROJECTED,
             target=QUERIES,
+            target_kind=self.activations,
             layer=index,
             cosine=cosine,
             sine=sine,
@@ -113,7 +116,7 @@ class NativeDecoder:
             native.ATTENTION,
             source=QUERIES,
             target=ATTENDED,
-            target_kind=self.kv_kind,
+            target_kind=self.activations,
             layer=index,
             window=spec.window or 0,
             factor=config.attention_scale,
@@ -122,7 +125,7 @@ class NativeDecoder:
         residual, attended = RESIDUAL, ATTENDED
         if last:  # from here on only the rows whose logits are wanted
             residual, attended = LAST_RESIDUAL, LAST_ATTENDED
-            element = 2 if self.kv_kind == BF16 else 4
+            element = 2 if self.activations == BF16 else 4
             self._op(native.GATHER, source=RESIDUAL, target=residual, n=4 * config.hidden_size, few=1)
             self._op(native.GATHER, source=ATTENDED, target=attended, n=element * config.q_size, few=1)
         self._branch_end(self._arena.pack(weights.output), attended, residual, weights.attention_out, few=int(last))
@@ -131,7 +134,7 @@ class NativeDecoder:
         assert weights.down is not None
         gate_up = self._arena.pack_gated(weights.gate_up)
         activation = native.ACTIVATIONS[config.activation]
-        self._linear(gate_up, HIDDEN, GATED, GLU, few=int(last), activation=activation, target_kind=self.kv_kind)
+        self._linear(gate_up, HIDDEN, GATED, GLU, few=int(last), activation=activation, target_kind=self.activations)
         self._branch_end(self._arena.pack(weights.down), GATED, residual, weights.mlp_out, few=int(last))
 
     def _branch_end(
@@ -139,18 +142,17 @@ class NativeDecoder:
     ) -> None:
         """Project, norm where the family does, add to the residual stream."""
         scale = self.config.residual_scale
-        if self.kind == INT8:
+        if self.factors == I16:
             self._op(
                 native.QUANTISE,
                 source=source,
-                target=WIDE_8,
+                target=WIDE_16,
                 row_scale=WIDE_SCALE,
-                kind=self.kv_kind,
-                target_kind=INT8,
+                target_kind=I16,
                 n=linear.k,
                 few=few,
             )
-            source = WIDE_8
+            source = WIDE_16
         if norm is None:
             self._linear(linear, source, residual, ADD, few=few, factor=scale)
             return
@@ -172,7 +174,7 @@ class NativeDecoder:
             source=source,
             target=HIDDEN,
             row_scale=HIDDEN_SCALE,
-            target_kind=self.kind,
+            target_kind=self.factors,
             weight=self._parameter(weight),
             n=self.config.hidden_size,
             few=few,
@@ -191,15 +193,21 @@ class NativeDecoder:
             weight=linear.weight,
             bias=self._address(linear.bias),
             scale=self._address(linear.scale),
-            correction=self._address(linear.correction),
             **more,
         )
 
     def _op(self, code: int, **fields: Any) -> None:
         self._ops.append(native.Op(code=code, epsilon=self.config.norm_eps, **({"factor": 1.0} | fields)))
 
+    def _own(self, embedding: torch.Tensor) -> torch.Tensor:
+        """A copy that keeps no file open, in two bytes where the weights have no more than that."""
+        wide = self.kind == F32 and embedding.dtype != torch.bfloat16
+        copy = embedding.to(torch.float32 if wide else torch.bfloat16, copy=True).contiguous()
+        self._keep.append(copy)
+        return copy
+
     def _parameter(self, weight: torch.Tensor | None) -> int | None:
-        return None if weight is None else self._address(weight.float().contiguous().numpy())
+        return None if weight is None else self._address(weight.to(torch.float32, copy=True).contiguous().numpy())
 
     def _address(self, array: np.ndarray | None) -> int | None:
         if array is None:
@@ -280,19 +288,19 @@ class NativeDecoder:
             self._buffers[LOGITS] = native.Buffer(self._logits.data_ptr(), self.config.vocab_size * 4)
 
     def _row_bytes(self) -> dict[int, int]:
-        config, activations = self.config, self.kv_kind
+        config, activations = self.config, self.activations
         gated = -(-config.intermediate_size // 16) * 16
         projected = max(config.q_size + 2 * config.kv_size, config.hidden_size)
         return {
             RESIDUAL: padded_bytes(config.hidden_size, F32),
             LAST_RESIDUAL: padded_bytes(config.hidden_size, F32),
-            HIDDEN: padded_bytes(config.hidden_size, self.kind),
+            HIDDEN: padded_bytes(config.hidden_size, self.factors),
             PROJECTED: padded_bytes(projected, F32),
             QUERIES: padded_bytes(config.q_size, activations),
             ATTENDED: padded_bytes(config.q_size, activations),
             LAST_ATTENDED: padded_bytes(config.q_size, activations),
             GATED: padded_bytes(gated, activations),
-            WIDE_8: padded_bytes(max(gated, config.q_size), INT8),
+            WIDE_16: padded_bytes(max(gated, config.q_size), I16),
             HIDDEN_SCALE: 4,
             WIDE_SCALE: 4,
         }

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.native import BF16, F16, F32, INT8, Engine
+from executor_svc.model.native import BF16, F16, F32, I16, INT8, Engine
 from executor_svc.model.weights import LinearWeights
 
 PANEL, PAIR = 16, 32
@@ -22,8 +22,8 @@ def kind_of(dtype: torch.dtype) -> int:
 
 
 def padded_bytes(size: int, kind: int) -> int:
-    """Bytes of one row of `size` activations, padded as the matrix kernel wants it."""
-    return _round_up(size * {F32: 4, BF16: 2, INT8: 1}[kind], 64)
+    """Bytes of one row of `size` activations, padded as the matrix kernel wants it: to 64 of them."""
+    return _round_up(size, 64) * {F32: 4, BF16: 2, I16: 2}[kind]
 
 
 def _round_up(value: int, unit: int) -> int:
@@ -31,7 +31,8 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def _words(kind: int, inputs: int) -> int:
-    return inputs if kind == F32 else padded_bytes(inputs, kind) // 4
+    """engine.h: words_per."""
+    return {F32: inputs, BF16: _round_up(inputs, 32) // 2, INT8: _round_up(inputs, 64) // 4}[kind]
 
 
 def _packed_bytes(kind: int, outputs: int, inputs: int) -> int:
@@ -47,7 +48,6 @@ class PackedLinear:
     weight: int  # address in the arena
     bias: np.ndarray | None
     scale: np.ndarray | None
-    correction: np.ndarray | None
 
 
 class Arena:
@@ -93,7 +93,6 @@ class Arena:
             self._take(_packed_bytes(self.kind, width, k)),
             np.zeros(width, np.float32) if parts[0].bias is not None else None,
             np.zeros(width, np.float32) if quantised else None,
-            np.zeros(width, np.int32) if quantised else None,
         )
         for first, part in enumerate(parts):
             self._pack_part(packed, part, first, every)
@@ -106,9 +105,8 @@ class Arena:
         i64 = ctypes.c_int64
         common = (ctypes.c_void_p(weight.data_ptr()), ctypes.c_int(kind_of(weight.dtype)), i64(outputs), i64(k))
         place = (i64(first), i64(every), ctypes.c_void_p(packed.weight))
-        if packed.scale is not None and packed.correction is not None:
-            arrays = (ctypes.c_void_p(packed.scale.ctypes.data), ctypes.c_void_p(packed.correction.ctypes.data))
-            self.engine.library.pack_weight_int8(*common, *place, *arrays)
+        if packed.scale is not None:
+            self.engine.library.pack_weight_int8(*common, *place, ctypes.c_void_p(packed.scale.ctypes.data))
         else:
             self.engine.library.pack_weight(*common, ctypes.c_int(self.kind), *place)
         if packed.bias is not None and part.bias is not None:

@@ -114,6 +114,10 @@ class WeightSource:
             experts=self._experts(base) if sparse else None,
         )
 
+    def release(self) -> None:
+        """What was read so far need not stay in memory; later reads open the files again."""
+        self.checkpoint.close()
+
     def finish(self) -> None:
         """All layers were read: complain about tensors that none of them used, then close the files."""
         self.checkpoint.require_all_taken(lambda name: any(part in name for part in _IGNORED))

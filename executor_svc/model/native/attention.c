@@ -12,7 +12,7 @@ typedef struct {
     int layer, head, kind;
     const int32_t *table;
     int64_t length;  /* positions that exist */
-    int per;         /* elements in a word */
+    int per;         /* elements in a word of a page */
     int segment;     /* positions per segment of values */
     char *copies;    /* room for cleaned or rearranged groups */
 } Pages;
@@ -64,7 +64,7 @@ static void copy_values(const Pages *p, int64_t position, char *room) {
             continue;
         }
         for (int64_t d = 0; d < size; d++) {
-            int64_t to = (d / PANEL * (GROUP / 2) + i / 2) * PANEL * 2 + d % PANEL * 2 + i % 2;
+            int64_t to = (d / PANEL * (p->segment / 2) + i / 2) * PANEL * 2 + d % PANEL * 2 + i % 2;
             int64_t from = paged ? (d / PANEL * (s->block_size / 2) + offset / 2) * PANEL * 2 + d % PANEL * 2 + offset % 2
                                  : offset * size + d;
             ((uint16_t *)room)[to] = ((const uint16_t *)values)[from];
@@ -72,16 +72,15 @@ static void copy_values(const Pages *p, int64_t position, char *room) {
     }
 }
 
-/* Two half groups of bfloat16 values, each whole within a page, side by side. */
+/* A segment of bfloat16 values from two halves, each whole within a page, side by side. */
 static void join_halves(const Pages *p, int64_t position, char *room) {
     const Step *s = p->step;
     for (int half = 0; half < 2; half++) {
         const char *values = page(p, s->value_pages, position + half * PANEL);
         int64_t offset = (position + half * PANEL) % s->block_size;
         for (int64_t d = 0; d < s->head_dim / PANEL; d++) {
-            const v16 *from = (const v16 *)(values + (d * (s->block_size / 2) + offset / 2) * 64);
-            v16 *to = (v16 *)(room + (d * 16 + half * 8) * 64);
-            for (int i = 0; i < 8; i++) to[i] = from[i];
+            const char *from = values + (d * (s->block_size / 2) + offset / 2) * PANEL * 4;
+            memcpy(room + (d * 16 + half * 8) * PANEL * 4, from, 8 * PANEL * 4);
         }
     }
 }
@@ -98,11 +97,11 @@ static const uint32_t *value_segment(const Pages *p, int64_t position, char *roo
         copy_values(p, position, room);
         return (const uint32_t *)room;
     }
-    if (whole && s->block_size % GROUP == 0) {
+    if (whole && s->block_size % p->segment == 0) {
         *panel_words = (int)(s->block_size / 2) * PANEL;
         return (const uint32_t *)page(p, s->value_pages, position) + offset / 2 * PANEL;
     }
-    *panel_words = GROUP / 2 * PANEL;
+    *panel_words = p->segment / 2 * PANEL;
     if (whole && s->block_size % PANEL == 0) join_halves(p, position, room);
     else copy_values(p, position, room);
     return (const uint32_t *)room;
@@ -117,7 +116,7 @@ static const uint32_t *value_ahead(const Pages *next, int64_t position, int64_t 
     const Step *s = next->step;
     int64_t offset = position % s->block_size, half = s->head_dim / PAIR;
     if (next->kind == F32) return (const uint32_t *)page(next, s->value_pages, position) + offset * s->head_dim + panel * PANEL;
-    if (s->block_size % GROUP == 0)
+    if (s->block_size % next->segment == 0)
         return (const uint32_t *)page(next, s->value_pages, position) + (panel * (s->block_size / 2) + offset / 2) * PANEL;
     if (panel >= half && position + PANEL < next->length) position += PANEL, panel -= half; /* halves lie in pages of their own */
     return (const uint32_t *)page(next, s->value_pages, position) + position % s->block_size / 2 * PANEL + panel * GROUP / 2 * PANEL;
@@ -126,41 +125,42 @@ static const uint32_t *value_ahead(const Pages *next, int64_t position, int64_t 
 /* Scores of one row over a tile become weights; returns the factor by which what was summed before must shrink. */
 static float soften(float *score, int64_t begin, int64_t end, int64_t first, int64_t last, const Op *op, float *maximum,
                     float *total) {
-    v16 largest = splat(-INFINITY);
-    v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int64_t at = begin; at < end; at += 16) {
-        v16 *s = (v16 *)(score + (at - begin));
-        v16 x = *s * op->factor;
+    vec largest = splat(-INFINITY);
+    veci lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int64_t at = begin; at < end; at += LANES) {
+        vec *s = (vec *)(score + (at - begin));
+        vec x = *s * op->factor;
         if (op->softcap > 0) x = vtanh(x / op->softcap) * op->softcap;
-        v16i position = lane + (int32_t)at;
+        veci position = lane + (int32_t)at;
         x = choose((position >= (int32_t)first) & (position <= (int32_t)last), x, splat(-INFINITY));
         largest = vmax(largest, x);
         *s = x;
     }
-    float before = *maximum, now = max16(largest);
+    float before = *maximum, now = max_lanes(largest);
     now = now > before ? now : before;
     if (now == -INFINITY) {
         memset(score, 0, (size_t)(end - begin) * 4);
         return 1.0f;
     }
-    v16 sum = {0};
-    for (int64_t at = begin; at < end; at += 16) {
-        v16 *s = (v16 *)(score + (at - begin));
+    vec sum = {0};
+    for (int64_t at = begin; at < end; at += LANES) {
+        vec *s = (vec *)(score + (at - begin));
         *s = vexp(*s - now);
         sum += *s;
     }
     float shrink = before == -INFINITY ? 0.0f : vexp(splat(before - now))[0];
-    *total = *total * shrink + sum16(sum);
+    *total = *total * shrink + sum_lanes(sum);
     *maximum = now;
     return shrink;
 }
 
-static void gather_queries(const Step *step, const Op *op, const Query *query, int head, int kind, char *to, int row_bytes) {
-    int64_t group = step->num_heads / step->num_kv_heads, bytes = step->head_dim * (kind == BF16 ? 2 : 4);
+static void gather_queries(const Step *step, const Op *op, const Query *query, int head, char *to, int bytes) {
+    int64_t group = step->num_heads / step->num_kv_heads;
     for (int64_t i = 0; i < query->count * group; i++) {
         int64_t token = query->first + i / group, q_head = head * group + i % group;
         const char *from = row_of(step, op->source, token);
-        memcpy(to + i * row_bytes, from + q_head * bytes, bytes);
+        memcpy(to + i * bytes, from + q_head * bytes, (size_t)bytes);
     }
 }
 
@@ -170,10 +170,10 @@ static void write_result(const Step *step, const Op *op, const Query *query, int
         int64_t token = query->first + i / group, q_head = head * group + i % group;
         char *out = row_of(step, op->target, token);
         float inverse = 1.0f / totals[i];
-        for (int64_t d = 0; d < size; d += 16) {
-            v16 y = *(const v16 *)(sums + i * size + d) * inverse;
+        for (int64_t d = 0; d < size; d += LANES) {
+            vec y = *(const vec *)(sums + i * size + d) * inverse;
             if (op->target_kind == BF16) store_bf16((uint16_t *)out + q_head * size + d, y);
-            else *(v16 *)((float *)out + q_head * size + d) = y;
+            else *(vec *)((float *)out + q_head * size + d) = y;
         }
     }
 }
@@ -194,13 +194,13 @@ static void add_values(const Pages *p, const Pages *after, int rows, const char 
                 b[i * panels + j] = base[i] + (d / PANEL + j) * strides[i];
                 ahead[i * panels + j] = value_ahead(after, begin + i * p->segment, d / PANEL + j, base[i]);
             }
-        multiply(p->kind, (const uint32_t *)weights, TILE / p->per, rows, b, panels, segments, p->segment / p->per,
+        multiply(p->kind, (const uint32_t *)weights, p->kind == BF16 && PAIRED ? TILE / 2 : TILE, rows, b, panels, segments, p->segment / p->per,
                  p->kind == F32 ? (int)s->head_dim : PANEL, sums + d, (int)s->head_dim, 1, after ? ahead : 0);
     }
 }
 
 void attention_chunk(const Step *step, const Op *op, const Query *query, int head, const Query *next, int next_head) {
-    int kind = (int)step->kv_kind, rows = (int)(query->count * (step->num_heads / step->num_kv_heads));
+    int kind = (int)step->kv_kind, half = kind == BF16 && PAIRED, rows = (int)(query->count * (step->num_heads / step->num_kv_heads));
     int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim;
     char queries[ROWS * MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
     char copies[TILE * MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
@@ -208,21 +208,22 @@ void attention_chunk(const Step *step, const Op *op, const Query *query, int hea
     uint16_t halves[ROWS * TILE] __attribute__((aligned(64)));
     float maxima[ROWS], totals[ROWS];
     Pages pages = {step, op->layer, head, kind, step->block_tables + query->row * step->table_stride,
-                   query->position + query->count, kind == BF16 ? 2 : 1, kind == BF16 ? GROUP : PANEL, copies};
+                   query->position + query->count, kind == BF16 ? 2 : 1,
+                   kind == BF16 && (PAIRED || step->block_size % PANEL) ? GROUP : PANEL, copies};
     Pages other = pages, *after = 0;
     if (next && rows <= PANEL && step->block_size % PANEL == 0) { /* few queries: reading the pages is what takes the time */
         other.head = next_head, other.length = next->position + next->count;
         other.table = step->block_tables + next->row * step->table_stride;
         after = &other;
     }
-    int row_bytes = (int)size * (kind == BF16 ? 2 : 4);
-    gather_queries(step, op, query, head, kind, queries, row_bytes);
+    int row_bytes = (int)size * (half ? 2 : 4);
+    gather_queries(step, op, query, head, queries, row_bytes);
     memset(sums, 0, (size_t)((rows > 16 ? ROWS : 16) * size * 4));
     for (int i = 0; i < rows; i++) maxima[i] = -INFINITY, totals[i] = 0;
     int64_t lowest = op->window && query->position >= op->window ? query->position - op->window + 1 : 0;
     for (int64_t tile = lowest / TILE * TILE; tile < pages.length; tile += TILE) {
-        int64_t begin = tile > lowest / GROUP * GROUP ? tile : lowest / GROUP * GROUP;
-        int64_t end = tile + TILE < pages.length ? tile + TILE : ceil_div(pages.length, GROUP) * GROUP;
+        int64_t unit = pages.segment, begin = tile > lowest / unit * unit ? tile : lowest / unit * unit;
+        int64_t end = tile + TILE < pages.length ? tile + TILE : ceil_div(pages.length, unit) * unit;
         for (int64_t at = begin; at < end; at += COLUMNS) {
             const uint32_t *b[4], *ahead[4];
             int panels = end - at < COLUMNS ? (int)((end - at) / PANEL) : 4;
@@ -237,11 +238,11 @@ void attention_chunk(const Step *step, const Op *op, const Query *query, int hea
             int64_t last = query->position + i / group, first = op->window && last >= op->window ? last - op->window + 1 : 0;
             float shrink = soften(scores + i * TILE, begin, end, first, last, op, &maxima[i], &totals[i]);
             if (shrink != 1.0f)
-                for (int64_t d = 0; d < size; d += 16) *(v16 *)(sums + i * size + d) *= shrink;
-            if (kind == BF16)
-                for (int64_t j = 0; j < end - begin; j += 16) store_bf16(halves + i * TILE + j, *(v16 *)(scores + i * TILE + j));
+                for (int64_t d = 0; d < size; d += LANES) *(vec *)(sums + i * size + d) *= shrink;
+            if (half)
+                for (int64_t j = 0; j < end - begin; j += LANES) store_bf16(halves + i * TILE + j, *(vec *)(scores + i * TILE + j));
         }
-        add_values(&pages, after, rows, kind == BF16 ? (char *)halves : (char *)scores, begin, end, sums);
+        add_values(&pages, after, rows, half ? (char *)halves : (char *)scores, begin, end, sums);
     }
     write_result(step, op, query, head, sums, totals);
 }

@@ -29,39 +29,46 @@ void embed_chunk(const Step *step, const Op *op, int64_t chunk) {
     }
 }
 
-/* Sixteen partial sums, then their sum: the same order whatever the caller. n is a multiple of 16 or ends in scalars. */
+/* One partial sum per lane, then their sum: the same order whatever the caller. */
 static float mean_square(const float *x, int64_t n) {
-    v16 sum = {0};
+    vec sum = {0};
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) sum += *(const v16 *)(x + i) * *(const v16 *)(x + i);
-    float total = sum16(sum);
+    for (; i + LANES <= n; i += LANES) sum += *(const vec *)(x + i) * *(const vec *)(x + i);
+    float total = sum_lanes(sum);
     for (; i < n; i++) total += x[i] * x[i];
     return total / (float)n;
 }
 
-/* Bytes q with x = (q - 128) * scale. */
-static float quantise(const float *x, int64_t n, uint8_t *q) {
-    v16 widest = {0};
+/* The largest integer whose products with bytes, n of them, add up to less than 2^31. */
+static float largest_integer(int64_t n) {
+    int64_t most = 2147483647 / (127 * n);
+    return most < 32767 ? (float)most : 32767.0f;
+}
+
+/* Integers q with x = q * scale. Of every four, the first and third come first: the matrix kernel reads them like that. */
+static float quantise(const float *x, int64_t n, int16_t *q) {
+    vec widest = {0};
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) widest = vmax(widest, (v16)(*(const v16i *)(x + i) & 0x7fffffff));
-    float largest = max16(widest);
+    for (; i + LANES <= n; i += LANES) widest = vmax(widest, (vec)(*(const veci *)(x + i) & 0x7fffffff));
+    float largest = max_lanes(widest), limit = largest_integer(n);
     for (; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-    float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    for (i = 0; i + 16 <= n; i += 16) {
-        v16i rounded = (v16i)(*(const v16 *)(x + i) * inverse + 12583040.0f); /* 1.5 * 2^23 + 128: the low byte is the answer */
-        for (int j = 0; j < 16; j++) q[i + j] = (uint8_t)rounded[j];
+    float inverse = largest > 0 ? limit / largest : 0.0f;
+    static const int8_t swap[4] = {0, 2, 1, 3};
+    for (i = 0; i + LANES <= n; i += LANES) {
+        veci rounded = (veci)(*(const vec *)(x + i) * inverse + 12582912.0f); /* 1.5 * 2^23: the low half is the answer */
+        for (int j = 0; j < LANES; j++) q[i + j] = (int16_t)rounded[j / 4 * 4 + swap[j % 4]];
     }
-    for (; i < n; i++) q[i] = (uint8_t)(128 + (int32_t)lrintf(x[i] * inverse));
-    return largest / 127.0f;
+    for (; i < n; i++) q[i / 4 * 4 + swap[i % 4]] = (int16_t)lrintf(x[i] * inverse);
+    return largest / limit;
 }
 
 static void write_as(const Step *step, const Op *op, int64_t row, const float *x) {
     char *out = row_of(step, op->target, row);
-    if (op->target_kind == INT8) {
-        ((float *)step->buffers[op->row_scale].data)[row] = quantise(x, op->n, (uint8_t *)out);
+    if (op->target_kind == I16) {
+        ((float *)step->buffers[op->row_scale].data)[row] = quantise(x, op->n, (int16_t *)out);
     } else if (op->target_kind == BF16) {
         int64_t i = 0;
-        for (; i + 16 <= op->n; i += 16) store_bf16((uint16_t *)out + i, *(const v16 *)(x + i));
+        for (; i + LANES <= op->n; i += LANES) store_bf16((uint16_t *)out + i, *(const vec *)(x + i));
         for (; i < op->n; i++) ((uint16_t *)out)[i] = to_bf16(x[i]);
     } else {
         memcpy(out, x, op->n * 4);
@@ -95,15 +102,10 @@ void gather_chunk(const Step *step, const Op *op, int64_t chunk) {
         memcpy(row_of(step, op->target, t), row_of(step, op->source, step->logits_index[t]), op->n);
 }
 
-/* Activations of op->kind become bytes. */
+/* Floats become integers of sixteen bits. */
 void quantise_chunk(const Step *step, const Op *op, int64_t chunk) {
     int64_t end = end_of(step, op, chunk);
-    float y[op->n];
-    for (int64_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) {
-        const void *x = row_of(step, op->source, t);
-        for (int64_t i = 0; i < op->n; i++) y[i] = op->kind == BF16 ? from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
-        write_as(step, op, t, y);
-    }
+    for (int64_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) write_as(step, op, t, (const float *)row_of(step, op->source, t));
 }
 
 static void normalise(float *x, const float *weight, int64_t n, float epsilon) {
@@ -133,7 +135,8 @@ static void write_cache(const Step *step, int layer, int64_t head, int64_t slot,
     }
     uint16_t *keys = (uint16_t *)step->key_pages[layer] + page, *values = (uint16_t *)step->value_pages[layer] + page;
     uint16_t half_k[MAX_HEAD_DIM], half_v[MAX_HEAD_DIM];
-    for (int64_t d = 0; d < size; d += 16) store_bf16(half_k + d, *(const v16 *)(k + d)), store_bf16(half_v + d, *(const v16 *)(v + d));
+    for (int64_t d = 0; d < size; d += LANES)
+        store_bf16(half_k + d, *(const vec *)(k + d)), store_bf16(half_v + d, *(const vec *)(v + d));
     if (!paneled) {
         memcpy(keys + offset * size, half_k, (size_t)size * 2);
         memcpy(values + offset * size, half_v, (size_t)size * 2);
@@ -164,8 +167,8 @@ void rope_chunk(const Step *step, const Op *op, int64_t chunk) {
             if (half) turn(x, x + half, op->cosine + step->positions[t] * half, op->sine + step->positions[t] * half, half);
         }
         char *out = row_of(step, op->target, t);
-        if (step->kv_kind == BF16)
-            for (int64_t i = 0; i < q_size; i += 16) store_bf16((uint16_t *)out + i, *(const v16 *)(q + i));
+        if (op->target_kind == BF16)
+            for (int64_t i = 0; i < q_size; i += LANES) store_bf16((uint16_t *)out + i, *(const vec *)(q + i));
         else
             memcpy(out, q, q_size * 4);
         for (int64_t h = 0; h < step->num_kv_heads; h++)

@@ -30,9 +30,9 @@ void pack_weight(const void *weight, int kind, int64_t n, int64_t k, int target_
     }
 }
 
-/* The same to signed bytes, one scale per row; correction is 128 times the row's sum, because activations are stored + 128. */
+/* The same to signed bytes, one scale per row. */
 void pack_weight_int8(const void *weight, int kind, int64_t n, int64_t k, int64_t first, int64_t every, uint32_t *target,
-                      float *scale, int32_t *correction) {
+                      float *scale) {
     int64_t words = words_per(INT8, k);
     for (int64_t p = 0; p < ceil_div(n, PANEL); p++) {
         int64_t to = first + p * every;
@@ -40,18 +40,14 @@ void pack_weight_int8(const void *weight, int kind, int64_t n, int64_t k, int64_
         for (int64_t c = 0; c < PANEL; c++) {
             int64_t row = p * PANEL + c;
             float largest = 0;
-            int32_t sum = 0;
             for (int64_t i = 0; row < n && i < k; i++) {
                 float x = fabsf(element(weight, kind, row * k + i));
                 largest = x > largest ? x : largest;
             }
-            for (int64_t i = 0; largest > 0 && i < k; i++) {
-                int32_t q = (int32_t)lrintf(element(weight, kind, row * k + i) * (127.0f / largest));
-                panel[(i / 4 * PAIR + c) * 4 + i % 4] = (int8_t)q;
-                sum += q;
-            }
+            float inverse = 127.0f / largest;
+            for (int64_t i = 0; largest > 0 && i < k; i++)
+                panel[(i / 4 * PAIR + c) * 4 + i % 4] = (int8_t)lrintf(element(weight, kind, row * k + i) * inverse);
             scale[to * PANEL + c] = largest / 127.0f;
-            correction[to * PANEL + c] = 128 * sum;
         }
     }
 }

@@ -116,6 +116,9 @@ int engine_start(int num_threads) {
     return tiles;
 }
 
+/* The element type that matrices of bfloat16 and of bytes are multiplied by: BF16, or F32 and I16. */
+int engine_pairs(void) { return PAIRED; }
+
 /* No number of the step becomes an index before it is checked. Returns what is out of range, or null. */
 static const char *check(const Step *s) {
     if (s->cu_seqlens[0] != 0 || s->cu_seqlens[s->num_rows] != s->num_tokens) return "cu_seqlens";

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,11 +78,17 @@ def test_head_sizes(tmp_path, head_dim, block_size):
     assert torch.equal(logits_of(alone), logits_of(again))
 
 
-def test_without_vector_instructions(tiny, monkeypatch, tmp_path):
-    flags = tuple(flag for flag in native.FLAGS if flag != "-march=native")
-    monkeypatch.setattr(native, "FLAGS", flags)
+@pytest.mark.parametrize("processor", ["plain", "AVX2", "bfloat16"])
+def test_other_processors(tiny, monkeypatch, tmp_path, processor):
+    """Without vector instructions, with AVX2 alone, and one that multiplies bfloat16, its instruction replaced."""
+    if processor == "AVX2" and not {"avx2", "avx512f"} <= native.cpu_flags():
+        pytest.skip("it is this machine, which every other test is about, or cannot run here")
+    common = tuple(flag for flag in native.FLAGS if flag != "-march=native")
+    chosen = {"plain": common, "AVX2": (*common, "-march=haswell"), "bfloat16": (*native.FLAGS, "-DPAIRED=1")}
+    monkeypatch.setattr(native, "FLAGS", chosen[processor])
     for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 5e-2)):
         decoder, config = load(tiny, dtype, cache_dir=tmp_path), tiny[1]
+        assert decoder.engine.pairs == (processor == "bfloat16")
         plain = Driver(decoder, config).run(Row(prompt(60)), chunk=1000, num_outputs=5)
         chunked = Driver(decoder, config).run(Row(prompt(60)), chunk=7, num_outputs=5)
         assert torch.equal(logits_of(plain), logits_of(chunked))
@@ -159,3 +166,28 @@ def test_the_engine_is_compiled_once(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_compile", refuse)
     assert "native engine" in load(tiny, "bfloat16", cache_dir=tmp_path).description
     assert list(tmp_path.iterdir()) == [library]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_file_stays_in_memory(tiny, dtype):
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("the system does not list mappings")
+    decoder = load(tiny, dtype)
+    assert str(tiny[0]) not in maps.read_text()
+    assert decoder.engine.name
+
+
+@pytest.mark.parametrize(
+    ("flags", "compiler", "expected"),
+    [
+        ({"avx2", "fma"}, "/usr/bin/cc", True),
+        ({"avx2", "fma"}, None, False),
+        ({"avx512_bf16"}, None, True),
+        ({"sse2"}, "/usr/bin/cc", False),
+    ],
+)
+def test_bfloat16_is_chosen_where_it_is_fast(monkeypatch, flags, compiler, expected):
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
+    assert native.prefers_bf16() == expected
