@@ -79,11 +79,11 @@ class Cluster(Answering):
         self.with_standby = with_standby
         executor = executor_args(run, *("--backend", "cpu", "--dtype", "float32", "--model", str(model)))
         executor += ["--max-num-batched-tokens", "128"]
-        scheduler = ("-m", "scheduler_svc", "--runtime-dir", run, "--metrics-port", first + 1)
-        scheduler += ("--drain-timeout", DRAIN_TIMEOUT_S)
-        frontend = ("-m", "scheduler_svc.frontend", "--connect", f"ipc://{run}/frontend.sock")
-        frontend += ("--port", first, "--model", model, "--drain-timeout", DRAIN_TIMEOUT_S)
-        frontend += ("--resume-limit", RESUME_LIMIT_S)
+        drain = ("--drain-timeout", DRAIN_TIMEOUT_S)
+        scheduler = ("-m", "scheduler_svc", "--runtime-dir", run, "--metrics-port", first + 1, *drain)
+        socket = f"ipc://{run}/frontend.sock"
+        patience = (*drain, "--resume-limit", RESUME_LIMIT_S)
+        frontend = ("-m", "scheduler_svc.frontend", "--connect", socket, "--port", first, "--model", model, *patience)
         self.scheduler = Keeper(folder / "scheduler.log", *scheduler)
         self.frontend = Keeper(folder / "frontend.log", *frontend)
         self.executors = [Keeper(folder / f"executor-{i}.log", *executor) for i in range(1 + with_standby)]

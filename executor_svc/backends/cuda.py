@@ -203,8 +203,10 @@ class CudaBackend:
             return tensor.to("cpu", non_blocking=True)
 
         def all_home(found: DeviceLogprobs) -> DeviceLogprobs:
-            names = ("drawn", "ranks", "top_ids", "top_logprobs")
-            return replace(found, **{name: home(getattr(found, name)) for name in names})
+            top_ids, top_logprobs = home(found.top_ids), home(found.top_logprobs)
+            return replace(
+                found, drawn=home(found.drawn), ranks=home(found.ranks), top_ids=top_ids, top_logprobs=top_logprobs
+            )
 
         logprobs = None if logprobs is None else all_home(logprobs)
         scores = None if scores is None else (all_home(scores[0]), scores[1])

@@ -12,6 +12,7 @@ import grpc
 from protos.stepwire.admin.v1 import admin_pb2 as pb
 from protos.stepwire.admin.v1 import admin_pb2_grpc
 from scheduler_svc.errors import InvalidArgument, NotFound, QueueFull, Unavailable
+from scheduler_svc.frontend import tenant
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.status import guarded
 from scheduler_svc.frontend.validation import check_request_id
@@ -20,6 +21,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 MIN_INTERVAL_MS, DEFAULT_INTERVAL_MS, MAX_INTERVAL_MS = 250, 1000, 60_000
 MAX_WATCHERS = 64
 RETRY_S = 1.0
+# In place of another tenant's name.
+OTHER = "(another)"
 
 
 class Session(Protocol):
@@ -58,7 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._num_watchers += 1
         try:
             while True:
-                await context.write(await asyncio.shield(self._now()))
+                await context.write(seen_by(tenant.current(), await asyncio.shield(self._now())))
                 await asyncio.sleep(interval_ms / 1000)
         finally:
             self._num_watchers -= 1
@@ -68,7 +71,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         if not request.request_id:
             raise InvalidArgument("request_id is empty; name the request", field="request_id")
         check_request_id(request.request_id)
-        lines = await self._session.story(request.request_id)
+        lines = await self._session.story(tenant.scoped(request.request_id))
         if not lines:
             raise NotFound("nobody remembers a request of this id", field="request_id")
         return pb.GetStoryResponse(lines=lines)
@@ -88,3 +91,29 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         except Unavailable as error:
             found["problem"] = error.message
         return pb.WatchResponse(model=self._streams.name, num_streams=self._streams.num_active, **found)
+
+
+def seen_by(name: str, response: pb.WatchResponse) -> pb.WatchResponse:
+    """What a tenant may see: of others how much they take, but neither who they are nor what they call their requests.
+
+    Without keys nobody has a name, and everybody sees everything.
+    """
+    if not name:
+        return response
+    seen = pb.WatchResponse()
+    seen.CopyFrom(response)
+    snapshot = seen.snapshot
+    for sequences in (snapshot.running, snapshot.waiting):
+        for i, owner in enumerate(sequences.tenants):
+            if owner == name:
+                sequences.request_ids[i] = sequences.request_ids[i].removeprefix(f"{name}/")
+            else:
+                sequences.tenants[i], sequences.request_ids[i] = OTHER, ""
+    for prefix in snapshot.shared:
+        if prefix.tenant != name:
+            prefix.tenant, prefix.request_id = OTHER, ""
+        prefix.request_id = prefix.request_id.removeprefix(f"{name}/")
+    for entry in snapshot.tenants:
+        if entry.name != name:
+            entry.name = OTHER
+    return seen

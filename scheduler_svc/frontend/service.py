@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import numpy as np
 
+from protos.stepwire.admin.v1 import admin_pb2
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from protos.stepwire.wire.v1 import session_pb2
@@ -23,7 +24,7 @@ from scheduler_svc.frontend import tenant, validation
 from scheduler_svc.frontend.chat_template import ChatTemplate
 from scheduler_svc.frontend.detokenizer import Detokenizer
 from scheduler_svc.frontend.generation import Generation
-from scheduler_svc.frontend.grammar import GrammarChecker
+from scheduler_svc.frontend.grammar_gate import GrammarGate
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
 from scheduler_svc.frontend.status import guarded
@@ -33,7 +34,6 @@ from scheduler_svc.frontend.validation import ModelBounds, Request
 # Shorter texts are tokenised at once: a thread would cost more than it saves the others.
 INLINE_BYTES = 2048
 MAX_WAITING_BYTES = 64 << 20
-MAX_WAITING_GRAMMARS = 64
 TEXT_THREADS = 2
 RETRY_S = 1.0
 
@@ -42,7 +42,7 @@ Write = Callable[[pb.GenerateResponse], Awaitable[None]]
 
 
 class Session(Protocol):
-    """What the service needs of scheduler_svc.links.session.SchedulerSession."""
+    """What the services here need of scheduler_svc.links.session.SchedulerSession."""
 
     welcome: session_pb2.Welcome | None
     # A scheduler_svc.links.block_feed.BlockFeed.
@@ -57,6 +57,10 @@ class Session(Protocol):
 
     async def load(self, timeout_s: float = 2.0) -> session_pb2.Load: ...
 
+    async def snapshot(self, timeout_s: float = 2.0) -> admin_pb2.Snapshot: ...
+
+    async def story(self, request_id: str, timeout_s: float = 2.0) -> list[str]: ...
+
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, session: Session, model: ModelFiles, name: str, metrics: FrontendMetrics):
@@ -69,9 +73,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._detokenizer = Detokenizer(model.tokenizer)
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._waiting_bytes = 0
-        self._grammars = GrammarChecker()
-        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._num_grammars = 0
+        self._grammars = GrammarGate()
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -159,7 +161,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _resolve(
         self, request: Request, prompt: Any, field: str, bounds: ModelBounds, context: grpc.aio.ServicerContext
     ) -> Resolved:
-        grammar = await self._grammar(request.sampling) if validation.is_constrained(request.sampling) else None
+        grammar = (
+            await self._grammars.resolve(request.sampling) if validation.is_constrained(request.sampling) else None
+        )
         bad_words = await self._bad_words(request.sampling.bad_words, bounds.vocab_size)
         return resolve(
             request,
@@ -171,20 +175,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             grammar=grammar,
             bad_words=bad_words,
         )
-
-    async def _grammar(self, sampling: pb.SamplingParams) -> str:
-        known = self._grammars.known(sampling)
-        if known is not None:
-            return known
-        if self._num_grammars >= MAX_WAITING_GRAMMARS:
-            raise QueueFull("too many constraints wait to be compiled", retry_after_s=RETRY_S)
-        self._num_grammars += 1
-        try:
-            # A thread of its own: prompts are tokenised while a grammar takes its time.
-            work = asyncio.get_running_loop().run_in_executor(self._grammar_thread, self._grammars.check, sampling)
-            return await work
-        finally:
-            self._num_grammars -= 1
 
     async def _bad_words(self, words: Sequence[str], vocab_size: int) -> list[list[int]]:
         def work() -> list[list[int]]:
@@ -355,7 +345,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def close(self) -> None:
         self._text_threads.shutdown(wait=False, cancel_futures=True)
-        self._grammar_thread.shutdown(wait=False, cancel_futures=True)
         self.chat_template.close()
         self._grammars.close()
 

@@ -23,6 +23,7 @@ from protos.stepwire.wire.v1 import session_pb2
 from scheduler_svc.errors import REQUEST_ERRORS, RequestError, RequestFailed, Unavailable
 from scheduler_svc.links import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from scheduler_svc.links.block_feed import BlockFeed
+from scheduler_svc.links.questions import Questions
 from scheduler_svc.links.streams import Choice, ChoiceDelta, RequestStream
 from scheduler_svc.links.transport import BadFrames, Security, Wire, decode, drain
 
@@ -70,8 +71,7 @@ class SchedulerSession:
         self._streams: dict[int, RequestStream] = {}  # by the handle of choice 0
         self._choices: dict[int, Choice] = {}  # by handle; of the streams above
         self._next_handle = 1
-        # Questions that are not answered yet, by query id.
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._questions = Questions()
         self._outbox: deque[bytes] = deque()
         self.blocks = BlockFeed(self._send_watch)
         self._cancels: deque[bytes] = deque()  # of requests by id, said while there was no session
@@ -177,15 +177,7 @@ class SchedulerSession:
     async def _ask(self, question: Callable[[int], bytes], timeout_s: float) -> Any:
         if not self._is_open:
             raise self._unavailable()
-        query_id = secrets.randbits(63)
-        future = self._asked[query_id] = self._loop.create_future()
-        self._send(question(query_id))
-        try:
-            return await asyncio.wait_for(future, timeout_s)
-        except TimeoutError:
-            raise Unavailable(f"the scheduler has not answered for {timeout_s:g} s", retry_after_s=1.0) from None
-        finally:
-            del self._asked[query_id]
+        return await self._questions.ask(lambda number: self._send(question(number)), timeout_s)
 
     # ---- what streams ask --------------------------------------------------------------------------------------
 
@@ -230,10 +222,7 @@ class SchedulerSession:
             case "rejected":
                 self._on_rejected(message.rejected)
             case "load" | "snapshot" | "story":
-                answer = getattr(message, body)
-                future = self._asked.get(answer.query_id)
-                if future is not None and not future.done():
-                    future.set_result(answer)
+                self._questions.answered(getattr(message, body))
             case "block_news":
                 self.blocks.on_news(message.block_news)
             case "refusal":
@@ -339,9 +328,7 @@ class SchedulerSession:
             now = time.monotonic()
             for stream in self._streams.values():
                 stream.pause(now)
-            for future in self._asked.values():
-                if not future.done():
-                    future.set_exception(self._unavailable())
+            self._questions.fail(self._unavailable)
         self._note_path()
         self._changed()
 

@@ -10,7 +10,6 @@ from protos.stepwire.admin.v1 import admin_pb2 as pb
 from protos.stepwire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from scheduler_svc.errors import Unavailable
 from scheduler_svc.frontend import admin
-from scheduler_svc.frontend.server import NAMES
 from tests.unit.frontend.grpc_rig import rig
 
 
@@ -82,7 +81,27 @@ async def test_stories(tmp_path):
 
 
 async def test_it_is_in_the_one_list_of_services(tmp_path):
-    assert admin.SERVICE in NAMES
     async with rig(tmp_path) as r:
         reply = await health_pb2_grpc.HealthStub(r.channel).Check(health_pb2.HealthCheckRequest(service=admin.SERVICE))
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_another_tenant_is_seen_as_load_and_not_by_name():
+    rows = {"request_ids": ["a/1", "b/secret"], "tenants": ["a", "b"], "num_output_tokens": [3, 4]}
+    shared = [pb.SharedPrefix(num_sequences=2, request_id="b/secret", tenant="b")]
+    response = pb.WatchResponse(
+        snapshot=pb.Snapshot(
+            running=pb.Sequences(**rows),
+            waiting=pb.Sequences(**rows),
+            shared=shared,
+            tenants=[pb.Tenant(name="a", num_blocks=1), pb.Tenant(name="b", num_blocks=2)],
+        )
+    )
+    seen = admin.seen_by("a", response)
+    assert list(seen.snapshot.running.request_ids) == ["1", ""]
+    assert list(seen.snapshot.waiting.tenants) == ["a", admin.OTHER]
+    assert list(seen.snapshot.running.num_output_tokens) == [3, 4]
+    assert [(t.name, t.num_blocks) for t in seen.snapshot.tenants] == [("a", 1), (admin.OTHER, 2)]
+    assert b"secret" not in seen.SerializeToString()
+    assert admin.seen_by("", response) is response
+    assert response.snapshot.tenants[1].name == "b"
