@@ -227,9 +227,10 @@ def health(
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
 ) -> None:
-    """Exit status 0 when the frontend is SERVING: a request would be computed. With --live: when it answers at all.
+    """Exit status 0 when the frontend is SERVING.
 
-    With --metrics: when that process, whichever service it is, answers on its metrics port.
+    SERVING: a request would be computed. With --live: it answers at all. With --metrics: that process, whichever
+    service it is, answers on its metrics port.
     """
     if metrics:
         from scheduler_svc.client.alive import answers_metrics
@@ -259,7 +260,7 @@ def replay(
     until: Annotated[str, typer.Option("--until", metavar="[EPOCH:]STEP", help="Stop after this step.")] = "",
     story: Annotated[str, typer.Option("--story", metavar="REQUEST", help="Show what happened to this request.")] = "",
 ) -> None:
-    """Run the scheduler's core over a journal again, and compare every plan.
+    """Run the core over a journal again; compare every plan.
 
     Exit status 1 when a plan differs from the one that was made: the first that does is named.
     """

@@ -25,7 +25,7 @@ def top(
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
 ) -> None:
-    """A live view: the block map, who runs, where time goes.
+    """A live view: blocks, sequences, where time goes.
 
     q ends it, arrows choose a row, enter shows its story.
     """

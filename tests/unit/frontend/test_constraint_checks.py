@@ -119,7 +119,7 @@ async def test_through_the_server(tmp_path):
         assert (found.code, found.fields) == (BAD, ["sampling.regex"])
         await r.collect(generate(sampling={"regex": "[ab]+"}, stopping=stopping(max_tokens=0)))
         assert not r.session.submitted[-1].sampling.HasField("constraint")
-        r.service._model.__dict__["eos_token_ids"] = ()
+        r.service.model.__dict__["eos_token_ids"] = ()
         found = await r.refusal(good)
         assert (found.code, found.fields) == (BAD, ["sampling.regex"])
         assert "end-of-sequence" in found.message

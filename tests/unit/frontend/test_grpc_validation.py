@@ -228,7 +228,7 @@ async def test_model_names(r):
 
 
 async def test_everything_is_resolved(r):
-    r.service._model.sampling_defaults.update(temperature=0.6, top_k=2**31 - 1)
+    r.service.model.sampling_defaults.update(temperature=0.6, top_k=2**31 - 1)
     await r.collect(generate())
     await r.collect(generate({"temperature": 1e-6, "top_k": 0, "logit_bias": {9: 1.0, 3: -2.0}}))
     first, second = r.session.submitted

@@ -360,7 +360,7 @@ async def test_cancelled_choices_leave_no_object_behind(tmp_path):
         r.session.streams.clear()
         await asyncio.sleep(0)
         gc.collect()
-        assert sum(isinstance(thing, Generation) for thing in gc.get_objects()) <= 1
+        assert sum(type(thing) is Generation for thing in gc.get_objects()) <= 1
 
 
 # ---- ends ----

@@ -298,5 +298,6 @@ def test_a_frontend_without_the_messages_package_serves_everything_else(tmp_path
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["stepwire.inference.v1.InferenceService", "vllm.Inference", "vllm.Control"]
+    names = "stepwire.inference.v1.InferenceService stepwire.admin.v1.AdminService vllm.Inference vllm.Control"
+    assert done.stdout.split() == names.split()
     assert "smg-grpc-proto" in done.stderr
