@@ -44,9 +44,9 @@ def requests() -> list:
         generate(stopping=stopping(stop=[MARK] * 17)),
         generate(sampling=sampling(bad_words=[MARK * 40])),
         generate(sampling=sampling(regex=f"({MARK}")),
-        # A refused grammar is quoted to its sender, and to nobody else: tests/unit/frontend/test_constraint_checks.py.
+        # Why a grammar or schema is refused may quote it, to its sender and to nobody else; so these have no mark.
         generate(sampling=sampling(grammar="root ::= (")),
-        generate(sampling=sampling(json_schema=json.dumps({"type": MARK}))),
+        generate(sampling=sampling(json_schema=json.dumps({"type": "nonsense"}))),
         generate(sampling=sampling(json_schema=f'{{"{MARK}')),
         generate(sampling=sampling(choice=pb.ChoiceList(choices=[MARK, MARK]))),
         generate(sampling=sampling(top_p=5.0)),
