@@ -103,7 +103,7 @@ def test_rows_tenants_and_sessions():
     rows = rig.core._epoch.rows
     for view in seen.running:
         assert view.num_output == rows.num_output(view.row) > 0
-        assert view.num_computed == rows.num_computed[view.row]
+        assert view.num_computed == rows.num_computed(view.row)
         assert view.max_tokens == 30
     assert by_id["one"].age_s == 59.0
     assert [view.request_id for view in seen.waiting] == ["three"]
