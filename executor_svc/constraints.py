@@ -90,8 +90,9 @@ class PendingMask:
 class Grammars:
     """What constrained rows share: the tokenizer, compiled grammars, threads.
 
-    The tokenizer is 64 MB and half a second in which llguidance lets no other thread of Python run: no heartbeat either.
-    So an executor that serves has called `load` before it said hello; without it, the first row waits for it."""
+    The tokenizer is 64 MB and half a second in which llguidance lets no other thread of Python run: no heartbeat.
+    So an executor that serves has called `load` before its hello; without that, the first row waits for it.
+    """
 
     def __init__(self, model: Path | None, vocab_size: int):
         self._path = model / "tokenizer.json" if model is not None else None
