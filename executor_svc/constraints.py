@@ -12,7 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as NotInTime
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,11 @@ class PendingMask:
 
 
 class Grammars:
-    """What constrained rows share: the tokenizer, compiled grammars, threads. Costs nothing before the first one, which
-    waits for the tokenizer: 64 MB and half a second, in which llguidance lets no other thread of Python run."""
+    """What constrained rows share: the tokenizer, compiled grammars, threads.
+
+    The tokenizer is 64 MB and half a second in which llguidance lets no other thread of Python run: no heartbeat.
+    So an executor that serves has called `load` before its hello; without that, the first row waits for it.
+    """
 
     def __init__(self, model: Path | None, vocab_size: int):
         self._path = model / "tokenizer.json" if model is not None else None
@@ -101,6 +104,12 @@ class Grammars:
         # Matchers that have consumed nothing, by grammar, the one used last at the end.
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """Waits for the tokenizer. Never raises: without one, constraints are faults of their rows."""
+        if self._tokenizer is None:
+            self._tokenizer = self._masker.submit(self._load)
+        wait([self._tokenizer])
 
     def begin(self, grammar: str, end_ids: np.ndarray) -> RowConstraint:
         """Starts to compile. Never raises: what is wrong is found when the first mask is asked for."""

@@ -24,7 +24,9 @@ def serve(config: ExecutorConfig, settings: LinkSettings, ready_file: Path | Non
         metrics.serve(config.metrics_host, config.metrics_port)
     startup = Startup()
     backend = make_backend(config, startup)
-    worker = Worker(backend, Grammars(config.model, backend.geometry.vocab_size), metrics.step)
+    grammars = Grammars(config.model, backend.geometry.vocab_size)
+    grammars.load()
+    worker = Worker(backend, grammars, metrics.step)
     with ExecutorLink(hello_of(backend), settings) as link:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):

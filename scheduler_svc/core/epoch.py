@@ -187,9 +187,9 @@ class Epoch:
         assert {id(s) for s in self.catching_up} == {id(s) for s in running if s.settled_step is None}
         for s in self.finishing.values():
             assert s.state is State.FINISHING, s.state_of_request.story
-        for s in running:
-            row, story = s.row, s.state_of_request.story
-            computed, blocks = rows.num_computed(row), rows.blocks(row)
+        due = [set(zip(step.roster.rows.tolist(), step.roster.seats.tolist(), strict=True)) for step in self.in_flight]
+        for s, blocks in zip(running, tables, strict=True):
+            row, story, computed = s.row, s.state_of_request.story, rows.num_computed(s.row)
             assert s.state is State.RUNNING, story
             assert s.ticket is None, story
             assert rows.sequence[row] is s, story
@@ -200,7 +200,7 @@ class Epoch:
             assert len(blocks) <= s.worst_blocks, story
             assert s.num_published <= min(computed, s.num_logged) // size, story
             if rows.settled[row]:
-                pending = sum(row in step.roster.rows and s.seat in step.roster.seats for step in self.in_flight)
+                pending = sum((row, s.seat) in answers for answers in due)
                 rows.fold(s)
                 num_unheard = 0 if s.request.max_tokens else 1
                 assert computed + 1 == s.num_logged + max(pending, num_unheard), story

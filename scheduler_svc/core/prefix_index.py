@@ -91,10 +91,9 @@ class PrefixIndex:
         return self._tokens[blocks]
 
     def parents(self, blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """uint64 [n]: the first lane of the hash of the prefix before each block, it being the `places[i]`-th."""
+        """uint64 [n]: the first lane of the hash of the prefix before each block, it being the `places[i]`-th; n > 0."""
         size = self.block_size
-        if len(places):
-            self._reserve((int(places.max()) + 1) * size)
+        self._reserve((int(places.max()) + 1) * size)
         positions_NB = places[:, None] * size + np.arange(size)
         tokens_NB = np.add(self._tokens[blocks], 1, dtype=np.uint64, casting="unsafe")
         return self._hash_of[blocks, 0] - (tokens_NB * self._secrets[0][positions_NB]).sum(axis=1, dtype=np.uint64)

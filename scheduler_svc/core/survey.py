@@ -93,7 +93,8 @@ def survey(registry: Registry, epoch: Epoch | None, now: float) -> Survey:
 def _survey_epoch(seen: Survey, epoch: Epoch, tenants: dict[str, TenantView], now: float) -> None:
     rows, pool = epoch.rows, epoch.memory.pool
     live = np.flatnonzero(rows.seat)
-    num_blocks = rows.capacity[live] // rows.block_size
+    computed = rows.lead[live] + rows.step
+    num_blocks = rows.num_slots(live, computed) // rows.block_size
     tables = rows.table[live, : int(num_blocks.max(initial=0))]
     held = np.arange(tables.shape[1]) < num_blocks[:, None]
     num_owners = np.bincount(tables[held], minlength=pool.num_blocks)
@@ -105,12 +106,10 @@ def _survey_epoch(seen: Survey, epoch: Epoch, tenants: dict[str, TenantView], no
     seen.block_size = rows.block_size
     seen.shared = list(_shared(epoch, live, num_blocks, tables))
 
-    columns = (live, rows.num_computed[live], rows.committed[live] - rows.num_prompt[live], rows.num_shared[live])
-    for (row, num_computed, num_output, num_shared), count in zip(
-        zip(*(column.tolist() for column in columns), strict=True), num_blocks.tolist(), strict=True
-    ):
-        running = rows.sequence[row]
-        assert running is not None
+    columns = (live, computed, rows.num_shared[live], num_blocks)
+    for row, num_computed, num_shared, count in zip(*(column.tolist() for column in columns), strict=True):
+        running = rows.seated(row)
+        num_output = rows.num_committed(running) - running.num_prompt
         tenant = _tenant(tenants, running)
         tenant.num_running += 1
         tenant.num_blocks += count
@@ -150,9 +149,7 @@ def _shared(epoch: Epoch, live: np.ndarray, num_blocks: np.ndarray, tables: np.n
         common = tables[members, : int(num_blocks[members].min())]
         same = (common == common[0]).all(axis=0)
         length = len(same) if same.all() else int(same.argmin())
-        of = epoch.rows.sequence[int(live[members[0]])]
-        assert of is not None
-        yield SharedView(len(members), length, of)
+        yield SharedView(len(members), length, epoch.rows.seated(int(live[members[0]])))
 
 
 def _tenant(tenants: dict[str, TenantView], sequence: Sequence) -> TenantView:

@@ -44,12 +44,16 @@ def _attach(status: status_pb2.Status, detail: Any) -> None:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: RequestError) -> None:
+    """Ends the call with the error's status: raises AbortError; CancelledError when the client went away meanwhile."""
     status = rpc_status.to_status(to_status(error))
     trailers = status.trailing_metadata
     if error.retry_after_s is not None:
         # The same advice for gRPC's own retries; RetryInfo is for people and gateways.
         trailers = (*trailers, (PUSHBACK, str(math.ceil(error.retry_after_s * 1000))))
-    await context.abort(status.code, status.details, trailing_metadata=trailers)
+    try:
+        await context.abort(status.code, status.details, trailing_metadata=trailers)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None  # nobody is left to tell
 
 
 Method = Callable[[Any, Any, grpc.aio.ServicerContext], Awaitable[Any]]

@@ -60,17 +60,9 @@ class TokenMask:
     def result(self, result: step_pb2.StepResult) -> step_pb2.StepResult:
         if len(result.token_ids) % 4:
             return result  # refused by the core, as it is
-        masked = step_pb2.StepResult(
-            boot_id=result.boot_id,
-            epoch=result.epoch,
-            step_id=result.step_id,
-            token_ids=self.ids(np.frombuffer(result.token_ids, "<i4")).tobytes(),
-            forward_us=result.forward_us,
-            num_rows=result.num_rows,
-            num_stored_tokens=result.num_stored_tokens,
-        )
-        if result.logprobs:
-            masked.logprobs.extend(result.logprobs)
+        masked = step_pb2.StepResult()
+        masked.CopyFrom(result)
+        masked.token_ids = self.ids(np.frombuffer(result.token_ids, "<i4")).tobytes()
         return masked
 
     # ---- and back ----------------------------------------------------------------------------------------------

@@ -49,22 +49,26 @@ def prompt_ids(default_model: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def oracle(default_model: Path, prompt_ids: list[list[int]]) -> list[list[int]]:
-    """transformers' own greedy ids in float32, one prompt at a time."""
+    """transformers' own greedy ids in float32, up to an end of sequence; its batch is padded on the left."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
     eos = json.loads((default_model / "generation_config.json").read_text())["eos_token_id"]
+    width = max(map(len, prompt_ids))
+    padded = [[0] * (width - len(ids)) + ids for ids in prompt_ids]
+    present = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids]
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(present),
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=eos,
+        )
     answers = []
-    for ids in prompt_ids:
-        with torch.inference_mode():
-            output = model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                max_new_tokens=MAX_TOKENS,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=eos,
-            )
-        answers.append(output[0, len(ids) :].tolist())
+    for ids in output[:, width:].tolist():
+        ends = [at for at, token in enumerate(ids) if token in (eos if isinstance(eos, list) else [eos])]
+        answers.append(ids[: ends[0] + 1] if ends else ids)
     return answers

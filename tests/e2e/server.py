@@ -68,7 +68,7 @@ class Answering:
         with self.stub(frontend) as stub:
             return stub.GetLoad(pb.GetLoadRequest(), timeout=10)
 
-    def wait_idle(self, limit_s: float = 10.0) -> pb.GetLoadResponse:
+    def wait_idle(self, limit_s: float = 60.0) -> pb.GetLoadResponse:
         """The load once nothing runs or waits and every block is free or cached."""
         limit = time.monotonic() + limit_s
         while True:

@@ -12,7 +12,7 @@ import pytest
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from tests.e2e.server import Serve, greedy
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 # Slow enough that a kill lands in the middle of a stream: the simulated device takes this long for a step.
 SLOW = {"STEPWIRE_SIM_STEP_US": "5000"}
 
@@ -35,6 +35,14 @@ def is_alive(pid: int) -> bool:
 
 def all_pids(report: dict) -> list[int]:
     return [report["pids"]["scheduler"], *report["pids"]["executor"], *report["pids"]["frontend"]]
+
+
+@pytest.fixture(scope="module")
+def shared_serve(tmp_path_factory, default_model):
+    """For tests that end none but its children."""
+    folder = tmp_path_factory.mktemp("serve")
+    with Serve(folder, "--model", str(default_model), "--backend", "simulated", frontends=2, env=SLOW) as running:
+        yield running
 
 
 @pytest.fixture
@@ -76,45 +84,48 @@ class Stream:
         return self
 
 
-def test_the_ready_file_tells_addresses_metrics_and_living_pids(slow_serve):
-    report = slow_serve.ready
+def test_the_ready_file_tells_addresses_metrics_and_living_pids(shared_serve):
+    def generated() -> float:
+        return shared_serve.metric("stepwire_generation_tokens_total")
+
+    report, before = shared_serve.ready, generated()
     assert set(report) == {"grpc", "metrics", "pids"}
-    assert report["grpc"] == [f"127.0.0.1:{slow_serve.port}", f"127.0.0.1:{slow_serve.port + 1}"]
+    assert report["grpc"] == [f"127.0.0.1:{shared_serve.port}", f"127.0.0.1:{shared_serve.port + 1}"]
     assert all(is_alive(pid) for pid in all_pids(report))
     assert len(set(all_pids(report))) == 4
     for frontend in (0, 1):
-        stream = Stream(slow_serve, greedy([1, 2, 3], 10, ignore_eos=True), frontend).end()
+        stream = Stream(shared_serve, greedy([1, 2, 3], 10, ignore_eos=True), frontend).end()
         assert len(stream.token_ids) == 10
-    until(lambda: slow_serve.metric("stepwire_generation_tokens_total") == 20)
+    until(lambda: generated() == before + 20)
 
 
 @pytest.mark.parametrize("part", ["executor", "scheduler"])
-def test_a_stream_survives_a_killed_tier_with_the_same_tokens(slow_serve, part):
+def test_a_stream_survives_a_killed_tier_with_the_same_tokens(shared_serve, part):
     request = greedy([7, 8, 9], 150, ignore_eos=True)
-    undisturbed = Stream(slow_serve, request).end()
-    before = slow_serve.ready
-    disturbed = Stream(slow_serve, request)
+    undisturbed = Stream(shared_serve, request).end()
+    before = shared_serve.ready
+    disturbed = Stream(shared_serve, request)
     assert disturbed.begun.wait(LIMIT_S)
     victim = before["pids"][part]
     os.kill(victim if part == "scheduler" else victim[0], signal.SIGKILL)
     assert disturbed.end().token_ids == undisturbed.token_ids
     assert disturbed.usage is not None
     assert disturbed.usage.completion_tokens == 150
-    after = until(lambda: (report := slow_serve.ready)["pids"][part] != before["pids"][part] and report)
+    after = until(lambda: (report := shared_serve.ready)["pids"][part] != before["pids"][part] and report)
     assert [p for p in before["pids"] if before["pids"][p] != after["pids"][p]] == [part]
     assert after["grpc"] == before["grpc"]
-    slow_serve.wait_idle()
+    shared_serve.wait_idle()
 
 
-def test_a_killed_frontend_comes_back_on_its_port_and_the_others_notice_nothing(slow_serve):
-    before = slow_serve.ready
-    other = Stream(slow_serve, greedy([4, 5], 150, ignore_eos=True), frontend=1)
+def test_a_killed_frontend_comes_back_on_its_port_and_the_others_notice_nothing(shared_serve):
+    before = shared_serve.ready
+    other = Stream(shared_serve, greedy([4, 5], 150, ignore_eos=True), frontend=1)
     assert other.begun.wait(LIMIT_S)
     os.kill(before["pids"]["frontend"][0], signal.SIGKILL)
     assert len(other.end().token_ids) == 150
-    after = until(lambda: (report := slow_serve.ready)["pids"]["frontend"] != before["pids"]["frontend"] and report)
+    after = until(lambda: (report := shared_serve.ready)["pids"]["frontend"] != before["pids"]["frontend"] and report)
     assert after["pids"]["frontend"][1] == before["pids"]["frontend"][1]
-    assert len(Stream(slow_serve, greedy([4, 5], 5, ignore_eos=True), frontend=0).end().token_ids) == 5
+    assert len(Stream(shared_serve, greedy([4, 5], 5, ignore_eos=True), frontend=0).end().token_ids) == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

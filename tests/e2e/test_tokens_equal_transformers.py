@@ -19,9 +19,13 @@ SHAPES = {
         *("--num-blocks", str(SMALL_POOL), "--block-size", "16", "--pipeline-depth", "1", "--no-prefix-caching")
     ],
 }
+# One thing at a time, where the last of them has it too.
+SLOW = {"depth 1", "no prefix caching", "pool too small for all"}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(shape, marks=[pytest.mark.slow] if shape in SLOW else []) for shape in SHAPES]
+)
 def test_greedy_ids_equal_transformers(shape, tmp_path, default_model, oracle):
     requests = [greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
     with Serve(tmp_path, "--model", str(default_model), "--dtype", "float32", *SHAPES[shape]) as serve:

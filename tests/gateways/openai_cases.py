@@ -62,7 +62,7 @@ except openai.APIStatusError as error:
 
 messages = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120).messages
 asked.pop("temperature")
-spoken = {**asked, "temperature": 0.0}
+spoken = {**asked, "extra_body": {"temperature": 0.0}}
 answer = messages.create(**spoken)
 got["message"] = {
     "text": answer.content[0].text,

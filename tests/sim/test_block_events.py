@@ -106,7 +106,7 @@ class WatchedWorld(World):
             at, tokens = mirror.blocks[at]
             prefix[:0] = tokens
         chain = np.array([root, 0], np.uint64)
-        assert int(index.hashes(chain, np.array(prefix, np.int32))[-1, 0]) == block_hash
+        assert int(index.hashes(chain, np.array(prefix, np.int32))[0, -1]) == block_hash
         self.seen["prefixes"] += 1
 
 

@@ -10,6 +10,7 @@ from protos.stepwire.wire.v1 import journal_pb2
 from scheduler_svc.core import planner
 from scheduler_svc.core.contract import Limits
 from scheduler_svc.core.memory import Memory
+from scheduler_svc.core.rows import Rows
 from scheduler_svc.errors import StartupError
 from scheduler_svc.journal.frames import FrameReader
 from scheduler_svc.journal.replay import Difference, Replay, parse_position, report
@@ -68,7 +69,7 @@ def test_a_masked_life_is_the_life_and_shows_no_prompt(tmp_path):
 
 MUTANTS = {
     "smaller chunks": lambda: patched(planner.Planner, "_share", staticmethod(lambda left, others_wait: -(-left // 3))),
-    "nothing is shared": lambda: patched(Memory, "find_prefix", lambda memory, sequence: []),
+    "nothing is shared": lambda: patched(Memory, "find_prefix", lambda memory, sequence, rows: []),
     "a block too many": lambda: patched(planner, "blocks_for", lambda num_tokens, size: num_tokens // size + 1),
 }
 
@@ -97,12 +98,23 @@ def difference_of(replay: Replay) -> str:
 
 def test_a_bug_that_ends_the_scheduler_is_met_again(tmp_path):
     world = RecordedWorld(3, tmp_path, masked=True)
-    with patched(Memory, "publish_drawn", refuse), pytest.raises(AssertionError, match="a bug"):
+    with patched(Rows, "commit", refuse), pytest.raises(AssertionError, match="a bug"):
         world.run()
     world.scheduler.flush()
     (path,) = world.paths[-1:]
     replayed(path)  # the core that has no such bug
-    with patched(Memory, "publish_drawn", refuse):
+    with patched(Rows, "commit", refuse):
+        assert "is met by AssertionError" in difference_of(Replay(path))
+
+
+def test_a_plan_that_a_bug_prevented_is_known_as_such(tmp_path):
+    world = RecordedWorld(3, tmp_path, masked=True)
+    with patched(Memory, "settled", refuse), pytest.raises(AssertionError, match="a bug"):
+        world.run()
+    world.scheduler.flush()
+    (path,) = world.paths[-1:]
+    assert "there was nothing to do, here is step=" in difference_of(Replay(path))  # the core that has no such bug
+    with patched(Memory, "settled", refuse):
         assert "is met by AssertionError" in difference_of(Replay(path))
 
 
@@ -123,9 +135,17 @@ def test_a_torn_tail_costs_what_was_torn(tmp_path):
 
 def test_until_stops_where_it_says(tmp_path):
     path = RecordedWorld(3, tmp_path, masked=True).run().paths[0]
+    epoch, plans = 0, []
+    for content in FrameReader(path).read():
+        entry = journal_pb2.JournalEntry.FromString(content)
+        epoch = entry.reset.epoch or epoch
+        if entry.plan.step_id:
+            plans.append((epoch, entry.plan.step_id))
+    middle = len(plans) // 2
     replay = Replay(path)
-    replay.run(parse_position("1:4"))
-    assert (replay.epoch, replay.step) == (1, 4)
+    replay.run(parse_position("{}:{}".format(*plans[middle])))
+    assert (replay.epoch, replay.step) == plans[middle]
+    assert replay.num_plans == middle + 1 < len(plans)
     assert parse_position("4") == (None, 4)
     for text in ("", "x", "1:", ":", "-1", "1:2:3"):
         with pytest.raises(StartupError):

@@ -66,10 +66,10 @@ SOMETIMES = (
 def note_plan(world: "World", plan: step_pb2.StepPlan | None, preemptions_before: int) -> None:
     seen, epoch = world.seen, world.scheduler._epoch
     assert epoch is not None
-    preempted = world.scheduler.stats().preemptions_total - preemptions_before
+    preempted = epoch.num_preemptions - preemptions_before
     seen["preempted"] += preempted
     seen["preempted while in flight"] += preempted and bool(world.in_flight)
-    seen["preempted in the middle of a prompt"] += any(
+    seen["preempted in the middle of a prompt"] += preempted > 0 and any(
         sequence.state is State.WAITING and 0 < sequence.num_lost_tokens < sequence.num_prompt
         for sequence in world.scheduler._registry.sequences.values()
     )

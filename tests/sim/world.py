@@ -151,9 +151,11 @@ class World:
             self._commit()
 
     def _plan(self, executor: HashExec) -> bool:
-        before = self.scheduler.stats()
+        epoch = self.scheduler._epoch
+        assert epoch is not None
+        num_preemptions = epoch.num_preemptions
         plan = self.scheduler.plan(self.now)
-        note_plan(self, plan, before.preemptions_total)
+        note_plan(self, plan, num_preemptions)
         if plan is None:
             self._deliver(self.scheduler.take_output())
             return False

@@ -43,3 +43,25 @@ def test_results_keep_no_more_than_how_many() -> None:
     zeros = bytes(8)
     want = step_pb2.PromptLogprobs(row=2, first_position=3, logprobs=zeros, ranks=zeros)
     assert entry.result.prompt_logprobs == [want]
+
+
+def test_a_masked_result_is_the_result_but_for_its_tokens() -> None:
+    result = step_pb2.StepResult(
+        boot_id=1,
+        epoch=2,
+        step_id=3,
+        token_ids=np.array([4, 5], "<i4").tobytes(),
+        logprobs=[step_pb2.RowLogprobs(row=0, logprob=-1, rank=1)],
+        forward_us=6,
+        num_rows=7,
+        num_stored_tokens=8,
+        prompt_logprobs=[step_pb2.PromptLogprobs(row=1, first_position=1)],
+        faults=[step_pb2.RowFault(row=1, message="nothing left")],
+    )
+    assert len(result.ListFields()) == len(result.DESCRIPTOR.fields), "every field is set"
+    mask = TokenMask(b"key", VOCAB)
+    masked = mask.result(result)
+    tokens = np.frombuffer(masked.token_ids, "<i4")
+    assert tokens.tolist() == mask.ids(np.array([4, 5])).tolist() != [4, 5]
+    masked.token_ids = result.token_ids
+    assert masked == result

@@ -103,7 +103,7 @@ def test_rows_tenants_and_sessions():
     rows = rig.core._epoch.rows
     for view in seen.running:
         assert view.num_output == rows.num_output(view.row) > 0
-        assert view.num_computed == rows.num_computed[view.row]
+        assert view.num_computed == rows.num_computed(view.row)
         assert view.max_tokens == 30
     assert by_id["one"].age_s == 59.0
     assert [view.request_id for view in seen.waiting] == ["three"]
@@ -158,3 +158,15 @@ def test_groups_show_what_most_of_them_are(length, most):
         kind = max(kinds, key=lambda k: (kinds[k], k))
         expected.append(max(group) if kind == 3 else kind)
     assert found == expected
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_each_prefix_that_is_shared_is_shown_the_most_shared_first(num_groups, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SHARED", 2)
+    rig = Rig(num_blocks=200, max_num_seqs=12)
+    for group in range(num_groups):
+        for i in range(2 + group):
+            rig.submit(f"{group}.{i}", [*range(50 * group, 50 * group + (2 + group) * SIZE), 900 + i], 40)
+    rig.steps(6)
+    shown = [(one.num_sequences, one.num_blocks, one.of.request.request_id[0]) for one in rig.core.survey(50.0).shared]
+    assert shown == [(2 + group, 2 + group, str(group)) for group in reversed(range(num_groups))][:2]

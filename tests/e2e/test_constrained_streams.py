@@ -1,0 +1,100 @@
+"""Constrained streams through the whole service: 64 languages at once, each answer a word of its own.
+
+The simulated executor is killed in the middle of them; one that computes the model answers to schemas, expressions and
+choices at once. The oracles are re and json.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+
+import grpc
+import pytest
+
+from protos.stepwire.inference.v1 import inference_pb2 as pb
+from protos.stepwire.inference.v1 import inference_pb2_grpc
+from tests.e2e.known_answers import LIMIT_S, SLOW, assert_clean, pids, until
+from tests.e2e.server import Serve, generate_all
+
+pytest.importorskip("llguidance")
+
+NUM_STREAMS = 64
+EXPLODING = "start: " + " | ".join(f'"x{i}" "y"' for i in range(60_000))
+
+
+def pattern(i: int) -> str:
+    return f"([a-{'cdefgh'[i % 6]}]{{2,4}}-|{i}){{12,20}}end{i}"
+
+
+def schema(i: int) -> dict:
+    fields = {"kind": {"enum": [f"k{i}", "other"]}, "n": {"type": "integer", "minimum": i, "maximum": 9 * i + 9}}
+    # With whitespace where JSON allows it, this model goes on with newlines until its limit.
+    compact = {"x-guidance": {"whitespace_flexible": False}, "additionalProperties": False}
+    return {"type": "object", "properties": fields, "required": list(fields), **compact}
+
+
+def choices(i: int) -> list[str]:
+    return [f"yes {i}", f"no {i}", f"perhaps {i}"]
+
+
+def ask(i: int, **language: object) -> pb.GenerateRequest:
+    sampling = pb.SamplingParams(temperature=float(i % 2), seed=i, **language)
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=[100 + i, 7, 9]), sampling=sampling, stopping=pb.StoppingCriteria(max_tokens=200)
+    )
+
+
+async def stream(stub: inference_pb2_grpc.InferenceServiceStub, i: int, begun: set[int]) -> tuple[str, list[int]]:
+    text, ids = "", []
+    async for message in stub.Generate(ask(i, regex=pattern(i)), timeout=LIMIT_S):
+        text += message.text
+        ids += message.token_ids
+        begun.add(i)
+    return text, ids
+
+
+async def test_many_languages_survive_the_executor_and_a_grammar_that_explodes(tmp_path, default_model):
+    with Serve(tmp_path, "--model", str(default_model), "--backend", "simulated", env=SLOW) as serve:
+        async with grpc.aio.insecure_channel(serve.addresses[0]) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            undisturbed = await asyncio.gather(*(stream(stub, i, set()) for i in range(NUM_STREAMS)))
+            for i, (text, _) in enumerate(undisturbed):
+                assert re.fullmatch(pattern(i), text), (i, text)
+            assert serve.load().epoch == 1
+            begun: set[int] = set()
+            again = asyncio.gather(*(stream(stub, i, begun) for i in range(NUM_STREAMS)))
+            await until(lambda: len(begun) >= NUM_STREAMS // 2 or again.done())
+            assert not again.done(), "nothing left to disturb"
+            os.kill(pids(serve, "executor")[0], signal.SIGKILL)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Generate(ask(1, grammar=EXPLODING), timeout=LIMIT_S).read()
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "too large" in refused.value.details()
+            assert await again == undisturbed
+            assert serve.load().epoch == 2
+        assert_clean(serve)
+
+
+def test_a_computed_model_keeps_to_schemas_expressions_and_choices_at_once(tmp_path, default_model):
+    languages = [
+        {"json_schema": json.dumps(schema(i))} if i % 3 == 0 else {"regex": f"([ab]{{2}}-){{3}}end{i}"} if i % 3 == 1
+        else {"choice": pb.ChoiceList(choices=choices(i))}
+        for i in range(12)
+    ]  # fmt: skip
+    with Serve(tmp_path, "--model", str(default_model), "--backend", "cpu", "--num-blocks", "512") as serve:
+        answers = generate_all(serve.addresses, [ask(i, **language) for i, language in enumerate(languages)])
+        for i, answer in enumerate(answers):
+            assert answer.finish_reason == pb.FINISH_REASON_STOP, answer
+            if i % 3 == 0:
+                value = json.loads(answer.text)
+                assert set(value) == {"kind", "n"}
+                assert value["kind"] in (f"k{i}", "other")
+                assert i <= value["n"] <= 9 * i + 9
+            elif i % 3 == 1:
+                assert re.fullmatch(f"([ab]{{2}}-){{3}}end{i}", answer.text)
+            else:
+                assert answer.text in choices(i)
+        assert serve.load().epoch == 1
+        assert_clean(serve)
