@@ -140,8 +140,12 @@ def make_for_services(directory: Path) -> list[Path]:
     if there:
         missing = next(path for path in secrets if path not in there)
         raise StartupError(f"{there[0]} exists but {missing} does not: bring it back, or remove all of {directory}")
-    with tempfile.TemporaryDirectory(dir=_writable(directory)) as folder:
-        made = Path(folder)
+    try:
+        folder = tempfile.TemporaryDirectory(dir=_writable(directory))
+    except OSError as error:
+        raise StartupError(f"making keys needs a place for temporary files: {error.strerror or error}") from None
+    with folder as name_of_folder:
+        made = Path(name_of_folder)
         make_certificates(made, SERVICES)
         wanted = {name: [made / f"{name}.key_secret", made / f"{SCHEDULER}.key"] for name in SERVICES}
         wanted[SCHEDULER] += sorted((made / CLIENTS).iterdir())
