@@ -91,7 +91,7 @@ class PrefixIndex:
         return self._tokens[blocks]
 
     def parents(self, blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """uint64 [n]: the first lane of the hash of the prefix before each block, being the `places[i]`-th; n > 0."""
+        """uint64 [n]: the first lane of the hash of the prefix before each block, the `places[i]`-th; n > 0."""
         size = self.block_size
         self._reserve((int(places.max()) + 1) * size)
         positions_NB = places[:, None] * size + np.arange(size)
