@@ -22,6 +22,8 @@ def both(tmp_path_factory):
         yield directory, source
 
 
+# Transformers takes a minute to read the file; tests/unit/models compares its reading of a small one with ours.
+@pytest.mark.slow
 def test_weights_and_greedy_ids_are_those_of_transformers(both):
     directory, source = both
     ours = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

@@ -81,7 +81,7 @@ async def test_a_killed_frontend_takes_only_its_own_streams_with_it(serve):
     assert pids(serve, "frontend")[0] == before[0]
 
 
-@pytest.mark.parametrize("victim", ["nobody", "executor", "scheduler"])
+@pytest.mark.parametrize("victim", [pytest.param("nobody", marks=pytest.mark.slow), "executor", "scheduler"])
 async def test_a_drain_under_load_fails_no_stream_even_when_a_child_dies_in_it(ending_serve, victim):
     serve = ending_serve
     children = serve.ready["pids"]

@@ -67,7 +67,7 @@ async def lose_an_executor(serve: Serve) -> None:
     await until(lambda: serve.load().executor_ready)
 
 
-@pytest.mark.parametrize("sink", ["a pipe that nobody reads", "a full disk"])
+@pytest.mark.parametrize("sink", ["a pipe that nobody reads", pytest.param("a full disk", marks=pytest.mark.slow)])
 async def test_serve_goes_on_when_its_log_cannot_be_written(tmp_path, default_model, sink):
     pipe = Pipe()
     pipe.fill()

@@ -17,7 +17,7 @@ from executor_svc.link import ExecutorLink, LinkSettings
 from executor_svc.protocol import PROTOCOL_VERSION, EpochStarted
 from protos.stepwire.wire.v1 import session_pb2, step_pb2
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 VOCAB_SIZE = 1000
 
 
