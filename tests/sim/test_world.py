@@ -10,6 +10,7 @@ from tests.sim.world import World
 NUM_WORLDS = 1000
 
 
+@pytest.mark.timeout(900)  # a minute on a quiet machine
 def test_every_stream_of_every_world_equals_the_oracle() -> None:
     seen: Counter[str] = Counter()
     for seed in range(NUM_WORLDS):
