@@ -56,7 +56,7 @@ stream = client.completions.create(**plain, stream=True)
 got["completion stream"] = "".join(choice.text for event in stream for choice in event.choices)
 
 try:
-    client.chat.completions.create(**{**asked, "max_tokens": 4}, logit_bias={"900000": 1})
+    client.completions.create(**{**plain, "prompt": "word " * 9000})
 except openai.APIStatusError as error:
     got["refused"] = [error.status_code, str(error)]
 
