@@ -22,7 +22,7 @@ def stack():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {"STEPWIRE_DTYPE": "float32", "STEPWIRE_KV_MEMORY": "256MiB"}
+    environment = {"STEPWIRE_DTYPE": "float32", "STEPWIRE_KV_MEMORY": "512MiB"}
     stack = Stack(compose, f"stepwire-test-{uuid.uuid4().hex[:8]}", port, environment)
     try:
         stack.run("up", "--detach", "--no-build")
