@@ -141,7 +141,7 @@ def make_for_services(directory: Path) -> list[Path]:
         missing = next(path for path in secrets if path not in there)
         raise StartupError(f"{there[0]} exists but {missing} does not: bring it back, or remove all of {directory}")
     try:
-        folder = tempfile.TemporaryDirectory(dir=_writable(directory))
+        folder = tempfile.TemporaryDirectory()
     except OSError as error:
         raise StartupError(f"making keys needs a place for temporary files: {error.strerror or error}") from None
     with folder as name_of_folder:
@@ -150,11 +150,6 @@ def make_for_services(directory: Path) -> list[Path]:
         wanted = {name: [made / f"{name}.key_secret", made / f"{SCHEDULER}.key"] for name in SERVICES}
         wanted[SCHEDULER] += sorted((made / CLIENTS).iterdir())
         return [_install(path, directory / name / path.relative_to(made)) for name in SERVICES for path in wanted[name]]
-
-
-def _writable(directory: Path) -> Path | None:
-    """The directory itself where files may be made in it; else where temporary files go."""
-    return directory if directory.is_dir() and os.access(directory, os.W_OK) else None
 
 
 def _install(source: Path, target: Path) -> Path:
