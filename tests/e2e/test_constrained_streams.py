@@ -71,7 +71,8 @@ async def test_many_languages_survive_the_executor_and_a_grammar_that_explodes(t
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Generate(ask(1, grammar=EXPLODING), timeout=LIMIT_S).read()
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert "too large" in refused.value.details()
+            # By its size or by its time, whichever this machine meets first.
+            assert refused.value.details().startswith("sampling.grammar ")
             assert await again == undisturbed
             assert serve.load().epoch == 2
         assert_clean(serve)
