@@ -34,11 +34,13 @@ class Stage(Answering):
         self._parts = contextlib.ExitStack()
 
     def __enter__(self) -> "Stage":
-        first = free_port(5)
+        first = free_port(6)
+        self.spare_port = first + 5
         self.executor_port, self.beat_port, port = first, first + 1, first + 2
         self.addresses = [f"127.0.0.1:{port}"]
         self.metrics_urls = [f"http://127.0.0.1:{first + 3}/metrics", f"http://127.0.0.1:{first + 4}/metrics"]
         run, enter = self._folder / "run", self._parts.enter_context
+        self.frontend_socket = f"ipc://{run}/frontend.sock"
         self.scheduler = enter(
             Process(
                 *(self._folder, "scheduler", *SCHEDULER, "--runtime-dir", run),
@@ -49,7 +51,7 @@ class Stage(Answering):
         )
         self.frontend = enter(
             Process(
-                *(self._folder, "frontend", *FRONTEND, "--connect", f"ipc://{run}/frontend.sock", "--port", port),
+                *(self._folder, "frontend", *FRONTEND, "--connect", self.frontend_socket, "--port", port),
                 *("--model", self.model, "--metrics-port", first + 4),
             )
         )

@@ -2,7 +2,10 @@
 core that decides otherwise is found out."""
 
 import dataclasses
+import errno
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +15,7 @@ from scheduler_svc.core.contract import Limits
 from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.rows import Rows
 from scheduler_svc.errors import StartupError
+from scheduler_svc.journal import frames
 from scheduler_svc.journal.frames import FrameReader
 from scheduler_svc.journal.replay import Difference, Replay, parse_position, report
 from tests.sim.mutants import patched
@@ -131,6 +135,29 @@ def test_a_torn_tail_costs_what_was_torn(tmp_path):
         assert cut.num_plans <= whole.num_plans
         assert cut.num_torn_bytes == 0 or f"the last {cut.num_torn_bytes} bytes" in "\n".join(report(cut))
     assert cut.num_plans < whole.num_plans
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["half a write is taken", "a write is refused"])
+def test_a_disk_that_fills_up_ends_the_journal_and_nothing_else(tmp_path, caplog, monkeypatch, is_refused):
+    room = 2_000
+    write = os.write
+
+    def write_until_full(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if len(data) <= room:
+            room -= len(data)
+            return write(descriptor, data)
+        if is_refused:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(frames, "os", SimpleNamespace(**vars(os) | {"write": write_until_full}))
+    world = RecordedWorld(3, tmp_path, masked=True).run()  # every stream of it equals the oracle
+    assert caplog.text.count("journal_ended") == 1
+    (path,) = world.paths[-1:]
+    cut = replayed(path)
+    assert cut.num_plans > 0
+    assert (cut.num_torn_bytes > 0) == (not is_refused)
 
 
 def test_until_stops_where_it_says(tmp_path):
