@@ -49,7 +49,7 @@ class ServeConfig:
     wants_tls: bool = False
     wants_key: bool = False
     # Of one child: restarts within the window before serve gives up; seconds without a sign of life.
-    restart_limit: int = 5
+    restart_limit: int = 20
     restart_window_s: float = 600.0
     silence_limit_s: float = 10.0
     forwarded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
         verbose=bool(values.get("verbose", False)),
         wants_tls="tls_cert" in values,
         wants_key="api_keys" in values,
-        restart_limit=int(values.get("restart_limit", 5)),
+        restart_limit=int(values.get("restart_limit", 20)),
         restart_window_s=float(values.get("restart_window", 600.0)),
         silence_limit_s=float(values.get("silence_limit", 10.0)),
         forwarded={part: tuple(_forwarded(part, values)) for part in (SCHEDULER, EXECUTOR, FRONTEND)},

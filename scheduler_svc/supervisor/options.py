@@ -162,7 +162,7 @@ OPTIONS: tuple[Option, ...] = (
         100,
         parts=(SCHEDULER,),
     ),
-    Option("restart-limit", "int", "Restarts of one child within the window; one more ends the service.", "5", 0, 1000),
+    Option("restart-limit", "int", "Restarts of one child within the window; one more ends the service.", "20", 0, 1000),
     Option("restart-window", "float", "Seconds over which restarts are counted.", "600", 0.1, 86400),
     Option("silence-limit", "float", "Seconds without a sign of life until a child is killed.", "10", 0.5, 3600),
     Option("tls-cert", "file", "Certificate chain (PEM) of the frontends.", parts=(FRONTEND,)),

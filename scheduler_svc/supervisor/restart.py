@@ -11,7 +11,7 @@ class RestartPolicy:
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
     long_life_s: float = 30.0
-    max_restarts: int = 5
+    max_restarts: int = 20
     window_s: float = 600.0
     _next_delay_s: float | None = None
     _restarts: deque[float] = field(default_factory=deque)  # when; only those within the window

@@ -14,14 +14,14 @@ def test_a_long_life_starts_the_delays_over():
 
 
 def test_the_restart_after_the_fifth_within_the_window_is_refused():
-    policy = RestartPolicy()
+    policy = RestartPolicy(max_restarts=5)
     assert all(policy.died(now, 0.0) is not None for now in (0.0, 100.0, 200.0, 300.0, 400.0))
     assert policy.num_recent == 5
     assert policy.died(599.9, 0.0) is None
 
 
 def test_a_restart_leaves_the_window_exactly_at_its_length():
-    policy = RestartPolicy()
+    policy = RestartPolicy(max_restarts=5)
     for now in (0.0, 100.0, 200.0, 300.0, 400.0):
         policy.died(now, 0.0)
     assert policy.died(600.0, 200.0) == 0.1

@@ -188,7 +188,7 @@ def test_a_child_that_stands_still_is_killed_and_replaced(start):
 
 
 def test_a_child_that_keeps_dying_ends_serve(start):
-    serve = start("frontend=once")
+    serve = start("frontend=once", "restart_limit=5")
     os.kill(serve.ready()["pids"]["frontend"][0], signal.SIGKILL)
     assert serve.process.wait(LIMIT_S) == 1
     assert "frontend keeps dying" in serve.text.splitlines()[-1]
