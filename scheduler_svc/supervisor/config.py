@@ -41,6 +41,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     frontends: int = 1
+    executors: int = 1
     drain_timeout_s: float = 30.0
     metrics_port: int | None = None  # None: the default one, or a free one when that is taken
     ready_file: Path | None = None
@@ -73,7 +74,8 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
         if value is not None:
             values[option.key] = value
     _check_together(values)
-    given = {k: values[k] for k in ("model", "served_model_name", "host", "port", "frontends") if k in values}
+    plain = ("model", "served_model_name", "host", "port", "frontends", "executors")
+    given = {key: values[key] for key in plain if key in values}
     return ServeConfig(
         **given,  # type: ignore[arg-type]
         drain_timeout_s=float(values.get("drain_timeout", 30.0)),

@@ -109,6 +109,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("host", "text", "Address that the frontends listen on.", "127.0.0.1"),
     Option("port", "int", "Port of the first frontend; the others count up. 0: any free one.", "50051", 0, 65535),
     Option("frontends", "int", "How many frontends.", "1", 1, 64),
+    Option("executors", "int", "One computes; the others have loaded the weights and take over at once.", "1", 1, 8),
     _executor("backend", "auto|cuda|cpu|simulated", "What computes.", "auto"),
     _executor("dtype", "auto|bfloat16|float16|float32|int8", "Type of the weights.", "auto"),
     _executor("kv-dtype", "auto|fp8|int8", "Type of the KV cache.", "auto"),
@@ -162,7 +163,9 @@ OPTIONS: tuple[Option, ...] = (
         100,
         parts=(SCHEDULER,),
     ),
-    Option("restart-limit", "int", "Restarts of one child within the window; one more ends the service.", "20", 0, 1000),
+    Option(
+        "restart-limit", "int", "Restarts of one child within the window; one more ends the service.", "20", 0, 1000
+    ),
     Option("restart-window", "float", "Seconds over which restarts are counted.", "600", 0.1, 86400),
     Option("silence-limit", "float", "Seconds without a sign of life until a child is killed.", "10", 0.5, 3600),
     Option("tls-cert", "file", "Certificate chain (PEM) of the frontends.", parts=(FRONTEND,)),

@@ -229,13 +229,18 @@ def make_specs(
 
     executor = ["--connect", f"ipc://{directory}/executor.sock", "--connect-beat", f"ipc://{directory}/beat.sock"]
     specs = [
-        spec("executor", EXECUTOR, lambda report: [*executor, "--model", str(model.directory)]),
-        spec("scheduler", SCHEDULER, lambda report: ["--runtime-dir", str(directory)]),
+        spec(name, EXECUTOR, lambda report: [*executor, "--model", str(model.directory)])
+        for name in names("executor", config.executors)
     ]
-    for i, port in enumerate(config.ports):
-        name = "frontend" if config.frontends == 1 else f"frontend-{i}"
+    specs.append(spec("scheduler", SCHEDULER, lambda report: ["--runtime-dir", str(directory)]))
+    for name, port in zip(names("frontend", config.frontends), config.ports, strict=True):
         specs.append(spec(name, FRONTEND, frontend(port), config.drain_timeout_s + DRAIN_MARGIN_S))
     return specs
+
+
+def names(part: str, count: int) -> list[str]:
+    """Of the children of a part: numbered when there are several."""
+    return [part] if count == 1 else [f"{part}-{i}" for i in range(count)]
 
 
 def own_command(started_as: str) -> str:

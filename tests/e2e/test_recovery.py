@@ -57,6 +57,22 @@ async def test_a_request_that_kills_every_executor_ends_and_the_others_live(tmp_
         assert_clean(serve)
 
 
+async def test_a_second_executor_takes_over_and_the_first_comes_back_to_stand_by(tmp_path, default_model):
+    with Serve(tmp_path, *options(default_model, "--executors", "2"), env=SLOW) as serve:
+        before = pids(serve, "executor")
+        assert len(before) == 2
+        await until(lambda: serve.metric("stepwire_executors_standby") == 1)
+        async with streams(serve, requests(24, SEED + 1)) as running:
+            for pid in before:  # one of the two computes
+                os.kill(pid, signal.SIGKILL)
+                await until(lambda: serve.load().executor_ready)
+        assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
+        assert max(stream.usage.num_resumes for stream in running) >= 1
+        await until(lambda: serve.metric("stepwire_executors_standby") == 1)
+        assert not set(before) & set(pids(serve, "executor"))
+        assert_clean(serve)
+
+
 async def test_beyond_the_restart_limit_everybody_is_told_and_the_service_ends(tmp_path, default_model):
     with Serve(tmp_path, *options(default_model, "--restart-limit", "1"), env=SLOW) as serve:
         async with streams(serve, requests(6, SEED + 1, low=3000, high=3000)) as running:

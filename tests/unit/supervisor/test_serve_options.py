@@ -8,7 +8,18 @@ from scheduler_svc.supervisor.options import OPTIONS, Option
 
 # The contract. Scripts rely on these names: adding one is a decision, renaming one breaks somebody.
 FROZEN = (
-    *("model", "served-model-name", "host", "port", "frontends", "backend", "dtype", "kv-dtype", "block-size"),
+    *(
+        "model",
+        "served-model-name",
+        "host",
+        "port",
+        "frontends",
+        "executors",
+        "backend",
+        "dtype",
+        "kv-dtype",
+        "block-size",
+    ),
     *("num-blocks", "kv-memory", "gpu-memory-utilization", "max-model-len", "max-num-seqs", "max-num-batched-tokens"),
     *("max-waiting", "max-waiting-tokens", "max-waiting-per-tenant", "max-waiting-tokens-per-tenant", "max-wait"),
     *("inter-token-target", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout"),
