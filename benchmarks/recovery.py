@@ -1,6 +1,6 @@
 """What a kill costs those who read: how long their streams pause, and that not one token differs.
 
-    python -m benchmarks.recovery [--executor-kills 100] [--scheduler-kills 30] [--standby] [--model DIR] [--json FILE]
+    python -m benchmarks.recovery [--executor-kills 100] [--scheduler-kills 30] [--standby-kills 100] [--json FILE]
     python -m benchmarks.recovery --cost
 
 Waves of streams on the cpu backend in float32. In each wave one process gets SIGKILL at a random moment of prefill, of
@@ -284,9 +284,11 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, object]:
     model = args.model or make_tiny_model(folder)
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     requests = make_wave(args, vocab_size)
-    plans = [("executor", args.executor_kills, False), ("scheduler", args.scheduler_kills, False)]
-    if args.standby:
-        plans.insert(1, ("executor", args.executor_kills, True))
+    plans = [
+        ("executor", args.executor_kills, False),
+        ("executor", args.standby_kills, True),
+        ("scheduler", args.scheduler_kills, False),
+    ]
     rows, every = [], []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as bar:
@@ -307,7 +309,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executor-kills", type=int, default=100)
     parser.add_argument("--scheduler-kills", type=int, default=30)
-    parser.add_argument("--standby", action="store_true", help="the executor kills once more, with a second executor")
+    parser.add_argument("--standby-kills", type=int, default=0, help="of the executor, while a second one stands by")
     parser.add_argument("--model", type=lambda name: resolve_model("") if name == "default" else Path(name))
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=200, help="tokens of the longest prompt")

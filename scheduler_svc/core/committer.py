@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
-from scheduler_svc.core import prompt_scores
+from scheduler_svc.core import scored_chunks
 from scheduler_svc.core.contract import Output
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.rows import Roster
@@ -150,5 +150,5 @@ def _checked(epoch: Epoch, result: step_pb2.StepResult) -> Step:
             f"step {step.step_id}: {len(result.token_ids)} bytes for {len(step.roster.rows)} tokens"
         )
     if step.scored or result.prompt_logprobs:
-        prompt_scores.check(result, step.scored)
+        scored_chunks.check(result, step.scored)
     return step

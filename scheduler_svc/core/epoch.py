@@ -10,8 +10,8 @@ from typing import NamedTuple
 from scheduler_svc.core.contract import Geometry, Limits
 from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.policy import WaitingQueue
-from scheduler_svc.core.prompt_scores import ScoredChunk
 from scheduler_svc.core.rows import Roster, Rows
+from scheduler_svc.core.scored_chunks import ScoredChunk
 from scheduler_svc.core.sequence import Sequence, State, blocks_for
 
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.stepwire.wire.v1 import step_pb2
-from scheduler_svc.core import prompt_scores
+from scheduler_svc.core import scored_chunks
 from scheduler_svc.core.admission import LengthHistogram, peak_tokens
 from scheduler_svc.core.contract import Limits, Policy
 from scheduler_svc.core.epoch import Epoch, Step
 from scheduler_svc.core.policy import WaitingQueue
-from scheduler_svc.core.prompt_scores import ScoredChunk
 from scheduler_svc.core.quarantine import Quarantine, first_waiting
 from scheduler_svc.core.registry import Registry
+from scheduler_svc.core.scored_chunks import ScoredChunk
 from scheduler_svc.core.sequence import Sequence, State, blocks_for, worst_case_blocks
 from scheduler_svc.core.step_time import StepTimeModel
 
@@ -296,7 +296,7 @@ class Planner:
             sampling=sequence.request.sampling,
         )
         admit.sampling.choice = sequence.choice
-        prompt_scores.instruct(sequence, admit)
+        scored_chunks.instruct(sequence, admit)
         draft.admit.append(admit)
 
     # ---- seal --------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class Planner:
             sequence.num_computed = computed = sequence.num_computed + chunk
             rows.catch_up(sequence)
             num_tokens += chunk
-            scored += prompt_scores.chunk_of(sequence, computed - chunk, computed)
+            scored += scored_chunks.chunk_of(sequence, computed - chunk, computed)
             settles = computed == sequence.num_logged
             if not (settles and chunk == 1):
                 pairs.append((row, chunk))
