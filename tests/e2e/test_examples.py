@@ -1,0 +1,103 @@
+"""The examples, run as a reader would, against one server. Its answers are hashes: equal prompts have equal ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from protos.stepwire.inference.v1 import inference_pb2 as pb
+from tests.architecture.source import ROOT
+from tests.e2e.server import Serve, generate_all, greedy
+
+LIMIT_S = 120.0
+# A step takes this long, so that whoever is interrupted is in the middle of a stream.
+SLOW = {"STEPWIRE_SIM_STEP_US": "5000"}
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory, default_model):
+    folder = tmp_path_factory.mktemp("serve")
+    with Serve(folder, "--model", str(default_model), "--backend", "simulated", env=SLOW) as running:
+        yield running
+
+
+def start(serve: Serve, name: str, *arguments: object) -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "examples" / "python" / name), *map(str, arguments)]
+    return subprocess.Popen(
+        [*command, "--address", serve.addresses[0]],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run(serve: Serve, name: str, *arguments: object) -> tuple[int, str]:
+    process = start(serve, name, *arguments)
+    out, err = process.communicate(timeout=LIMIT_S)
+    print(err.decode())
+    return process.returncode, out.decode()
+
+
+def read(path: Path) -> dict:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {row["id"]: row for row in found}
+    assert len(by_id) == len(found), "a row was answered twice"
+    return by_id
+
+
+def test_many_streams(serve):
+    status, out = run(serve, "many_streams.py", "one", "two", "three", "--max-tokens", 5)
+    assert status == 0
+    assert out.splitlines()[-1].startswith("3 answers, 15 tokens, ")
+    assert {line.partition("] ")[2].partition("'")[0] for line in out.splitlines()[:-1]} >= {"one", "two"}
+
+
+def test_a_batch_goes_on_where_it_ended(serve, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts = [{"id": f"row {i}", "prompt": f"This is number {i}", "max_tokens": 3 + i} for i in range(20)]
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    wrong = [{"id": "empty", "prompt": ""}, {"id": "neither"}]
+    source.write_text("\n".join(json.dumps(row) for row in [*prompts, chat, *wrong]))
+    # One was answered in an earlier run, which was killed while it wrote the next.
+    target.write_text('{"id": "row 0", "text": "kept", "finish_reason": "length"}\n{"id": "row 1", "te')
+    status, out = run(serve, "batch.py", source, target, "--concurrency", 4)
+    assert status == 1
+    assert out.startswith("23 rows: 1 were there, 2 errors, ")
+    answers = read(target)
+    assert answers["row 0"]["text"] == "kept"
+    assert [answers[f"row {i}"]["tokens"] for i in range(1, 20)] == [3 + i for i in range(1, 20)]
+    assert answers[21]["finish_reason"] == "length"  # without an id: the number of its line
+    assert answers["empty"]["error"].startswith("INVALID_ARGUMENT")
+    assert "prompt" in answers["neither"]["error"]
+
+
+def test_an_interrupted_answer_is_the_answer(serve, tmp_path):
+    num_tokens = 150
+    with serve.stub() as stub:
+        prompt_ids = list(stub.Tokenize(pb.TokenizeRequest(text="The sea is")).token_ids)
+    [undisturbed] = generate_all(serve.addresses, [greedy(prompt_ids, num_tokens)])
+    process = start(serve, "resume.py", "The sea is", "--max-tokens", num_tokens)
+    assert process.stdout is not None
+    begun = process.stdout.read1()
+    pids = serve.ready["pids"]["frontend"]
+    os.kill(pids[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=LIMIT_S)
+    print(err.decode())
+    assert process.returncode == 0
+    assert "interrupted after" in err.decode()
+    assert (begun + out).decode().rstrip("\n") == undisturbed.text.rstrip("\n")
+    wait_until_it_is_back(serve, pids)
+
+
+def wait_until_it_is_back(serve: Serve, before: list[int]) -> None:
+    """Its ready file tells of the new frontend a moment after clients found it."""
+    limit = time.monotonic() + LIMIT_S
+    while serve.ready["pids"]["frontend"] == before:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
