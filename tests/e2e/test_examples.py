@@ -2,16 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from tests.architecture.source import ROOT
+from tests.e2e.proxy import TcpProxy
 from tests.e2e.server import Serve, generate_all, greedy
 
 LIMIT_S = 120.0
@@ -26,10 +25,10 @@ def serve(tmp_path_factory, default_model):
         yield running
 
 
-def start(serve: Serve, name: str, *arguments: object) -> subprocess.Popen:
+def start(address: str, name: str, *arguments: object) -> subprocess.Popen:
     command = [sys.executable, str(ROOT / "examples" / "python" / name), *map(str, arguments)]
     return subprocess.Popen(
-        [*command, "--address", serve.addresses[0]],
+        [*command, "--address", address],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -38,7 +37,7 @@ def start(serve: Serve, name: str, *arguments: object) -> subprocess.Popen:
 
 
 def run(serve: Serve, name: str, *arguments: object) -> tuple[int, str]:
-    process = start(serve, name, *arguments)
+    process = start(serve.addresses[0], name, *arguments)
     out, err = process.communicate(timeout=LIMIT_S)
     print(err.decode())
     return process.returncode, out.decode()
@@ -77,27 +76,27 @@ def test_a_batch_goes_on_where_it_ended(serve, tmp_path):
     assert "prompt" in answers["neither"]["error"]
 
 
-def test_an_interrupted_answer_is_the_answer(serve, tmp_path):
+def test_an_interrupted_answer_is_the_answer(serve):
     num_tokens = 150
     with serve.stub() as stub:
         prompt_ids = list(stub.Tokenize(pb.TokenizeRequest(text="The sea is")).token_ids)
     [undisturbed] = generate_all(serve.addresses, [greedy(prompt_ids, num_tokens)])
-    process = start(serve, "resume.py", "The sea is", "--max-tokens", num_tokens)
-    assert process.stdout is not None
-    begun = process.stdout.read1()
-    pids = serve.ready["pids"]["frontend"]
-    os.kill(pids[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=LIMIT_S)
+    # On a busy machine an answer may be over before the connection is cut: then once more.
+    for _ in range(5):
+        if interrupted(serve, "The sea is", num_tokens, undisturbed.text):
+            return
+    raise AssertionError("no answer was interrupted")
+
+
+def interrupted(serve: Serve, prompt: str, num_tokens: int, expected: str) -> bool:
+    """Whether the example was cut off in the middle of an answer; in any case it has the whole of it."""
+    with TcpProxy(int(serve.addresses[0].rpartition(":")[2])) as network:
+        process = start(f"127.0.0.1:{network.port}", "resume.py", prompt, "--max-tokens", num_tokens)
+        assert process.stdout is not None
+        begun = process.stdout.read1()
+        network.cut()
+        out, err = process.communicate(timeout=LIMIT_S)
     print(err.decode())
     assert process.returncode == 0
-    assert "interrupted after" in err.decode()
-    assert (begun + out).decode().rstrip("\n") == undisturbed.text.rstrip("\n")
-    wait_until_it_is_back(serve, pids)
-
-
-def wait_until_it_is_back(serve: Serve, before: list[int]) -> None:
-    """Its ready file tells of the new frontend a moment after clients found it."""
-    limit = time.monotonic() + LIMIT_S
-    while serve.ready["pids"]["frontend"] == before:
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+    assert (begun + out).decode().rstrip("\n") == expected.rstrip("\n")
+    return b"interrupted after" in err
