@@ -1,14 +1,21 @@
-"""The examples, run as a reader would, against one server. Its answers are hashes: equal prompts have equal ones."""
+"""The examples, and the first things that the README says, run as a reader would, against one server.
+
+Its answers are hashes: equal prompts have equal ones.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
+from scheduler_svc.cli import app
+from tests.architecture.commands import commands
 from tests.architecture.source import ROOT
 from tests.e2e.proxy import TcpProxy
 from tests.e2e.server import Serve, generate_all, greedy
@@ -16,6 +23,7 @@ from tests.e2e.server import Serve, generate_all, greedy
 LIMIT_S = 120.0
 # A step takes this long, so that whoever is interrupted is in the middle of a stream.
 SLOW = {"STEPWIRE_SIM_STEP_US": "5000"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +33,29 @@ def serve(tmp_path_factory, default_model):
         yield running
 
 
+def test_what_the_readme_says_first(serve):
+    said = [c.words[1:] for c in commands() if c.page == "README.md" and c.words[0] == ".venv/bin/stepwire"]
+    done = [words for words in said if words[0] in ("health", "generate")]
+    assert len(done) == 2
+    for words in done:
+        result = CliRunner().invoke(app, list(words), env={"STEPWIRE_ADDRESS": serve.addresses[0]})
+        assert (result.exit_code, bool(result.output.strip())) == (0, True), words
+
+
+def test_the_python_of_the_readme(serve, tmp_path):
+    [text] = re.findall(r"```python\n(import asyncio.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "first.py"
+    script.write_text(text.replace("127.0.0.1:50051", serve.addresses[0]))
+    told = subprocess.run([sys.executable, script], env=ENVIRONMENT, capture_output=True, timeout=LIMIT_S)
+    assert (told.returncode, bool(told.stdout), told.stderr.decode()) == (0, True, "")
+
+
 def start(address: str, name: str, *arguments: object) -> subprocess.Popen:
     command = [sys.executable, str(ROOT / "examples" / "python" / name), *map(str, arguments)]
     return subprocess.Popen(
         [*command, "--address", address],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
