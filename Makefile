@@ -43,10 +43,12 @@ check: $(VENV)/.installed-dev  ## formatting, lint, types, generated code, archi
 	$(BIN)/mypy protos scheduler_svc executor_svc kernels benchmarks
 	$(BIN)/buf lint protos
 	$(BIN)/python -m protos.generate --check
+	$(BIN)/python -m protos.reference --check
 	$(BIN)/python -m pytest tests/architecture
 
-gen: $(VENV)/.installed-dev  ## regenerate the code beside the .proto files
+gen: $(VENV)/.installed-dev  ## regenerate the code beside the .proto files, and docs/api.md from their comments
 	$(BIN)/python -m protos.generate
+	$(BIN)/python -m protos.reference
 
 lock: $(VENV)/.installed-dev  ## the hash-pinned lists that the images are built from
 	UV=$(BIN)/uv deploy/locks/lock.sh

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """For those who operate: `stepwire top` is a client of it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,11 +48,13 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """For those who operate: `stepwire top` is a client of it.
+    """
 
     def Watch(self, request, context):
         """A snapshot at once, then one each interval as long as the call lasts. The scheduler makes snapshots only while
-        somebody watches, and at most four a second whoever watches.
+        somebody watches, and at most four a second whoever watches. More than 64 who watch on one frontend:
+        RESOURCE_EXHAUSTED. Where keys are asked for, other tenants are shown without names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,7 +89,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Missing associated documentation comment in .proto file."""
+    """For those who operate: `stepwire top` is a client of it.
+    """
 
     @staticmethod
     def Watch(request,
