@@ -67,10 +67,10 @@ $(BIN)/python:
 
 $(VENV)/.installed: $(PACKAGING) | $(BIN)/python
 	@echo "installing into $(VENV): minutes the first time, torch is large"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scheduler,executor,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scheduler,executor,bench,tracing]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the development tools into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scheduler,executor,bench,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scheduler,executor,bench,tracing,dev]'
 	@touch $@

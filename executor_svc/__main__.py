@@ -20,7 +20,7 @@ from executor_svc.config import (
     prepare_environment,
 )
 from executor_svc.errors import ExecutorError, Refused, StartupError
-from executor_svc.log_output import start_logging
+from executor_svc.log_output import LogFormat, start_logging
 
 logger = logging.getLogger("executor_svc")
 
@@ -67,6 +67,10 @@ def main(
     insecure_wire: Annotated[bool, option("insecure-wire", "Allow plain tcp beyond this host.")] = False,
     curve_secret: Annotated[Path | None, option("curve-secret", "Our CURVE certificate, secret.")] = None,
     curve_server: Annotated[Path | None, option("curve-server", "The scheduler's CURVE certificate.")] = None,
+    log_format: Annotated[LogFormat, option("log-format", "text, or json: one object a line.")] = LogFormat.TEXT,
+    trace_endpoint: Annotated[
+        str | None, option("trace-endpoint", "OpenTelemetry collector that takes OTLP over HTTP: http://host:4318.")
+    ] = None,
     sim_vocab_size: Annotated[int | None, option("sim-vocab-size", "Simulated vocabulary.", min=1, max=2**24)] = None,
     sim_step_us: Annotated[float, option("sim-step-us", "Simulated time per step.", min=0)] = 0.0,
     sim_token_us: Annotated[float, option("sim-token-us", "... per token computed.", min=0)] = 0.0,
@@ -76,6 +80,7 @@ def main(
     ] = "",
 ) -> None:
     """Computes what a scheduler plans: one step plan in, one step result out."""
+    start_logging(logging.INFO, log_format, "executor")
     sizes = SizeSettings(
         block_size=block_size,
         num_blocks=num_blocks,
@@ -99,12 +104,12 @@ def main(
         curve_secret=curve_secret,
         curve_server=curve_server,
     )
-    serve(config, settings, ready_file)
+    serve(config, settings, ready_file, trace_endpoint)
 
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit status. One line says why it is not 0."""
-    start_logging(logging.INFO)
+    start_logging(logging.INFO, LogFormat.TEXT, "executor")
     prepare_environment()
     command = typer.main.get_command(app)
     try:

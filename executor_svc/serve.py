@@ -13,20 +13,29 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.constraints import Grammars
 from executor_svc.link import ExecutorLink, LinkSettings
 from executor_svc.metrics import ExecutorMetrics
+from executor_svc.row_traces import RowTraces
 from executor_svc.startup import Startup
+from executor_svc.tracing import start_tracing
 from executor_svc.worker import Worker
 from protos.stepwire.wire.v1 import step_pb2
 
 
-def serve(config: ExecutorConfig, settings: LinkSettings, ready_file: Path | None) -> None:
+def serve(
+    config: ExecutorConfig, settings: LinkSettings, ready_file: Path | None, trace_endpoint: str | None = None
+) -> None:
     metrics = ExecutorMetrics()
     if config.metrics_port:
         metrics.serve(config.metrics_host, config.metrics_port)
+    tracing = start_tracing(trace_endpoint, "executor")
     startup = Startup()
     backend = make_backend(config, startup)
     grammars = Grammars(config.model, backend.geometry.vocab_size)
     grammars.load()
-    worker = Worker(backend, grammars, metrics.step)
+    worker = Worker(backend, grammars, lambda _, result: metrics.step(result))
+    traces = None
+    if tracing is not None:
+        traces = RowTraces(tracing, backend.name)
+        worker = Worker(backend, grammars, traces.beside(metrics.step), traces.reset)
     with ExecutorLink(hello_of(backend), settings) as link:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -35,7 +44,12 @@ def serve(config: ExecutorConfig, settings: LinkSettings, ready_file: Path | Non
         metrics.loaded()
         if ready_file is not None:
             write_ready_file(ready_file, backend)
-        worker.serve(link)
+        try:
+            worker.serve(link)
+        finally:
+            if tracing is not None and traces is not None:
+                traces.reset()
+                tracing.close()
 
 
 def hello_of(backend: Backend) -> step_pb2.ExecutorHello:

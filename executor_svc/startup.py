@@ -1,14 +1,23 @@
 """What the operator sees while the executor starts: one short line per phase, with its time."""
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from executor_svc.log_output import JsonLines
+
+logger = logging.getLogger(__name__)
+
 
 class Startup:
     def note(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        """Plain, unless the log has a form of its own for every line."""
+        if any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers):
+            logger.info("%s", line)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -34,12 +34,15 @@ class Worker:
         self,
         backend: Backend,
         grammars: Grammars | None = None,
-        observe: Callable[[step_pb2.StepResult], None] = lambda _: None,
+        observe: Callable[[step_pb2.StepPlan, step_pb2.StepResult], None] = lambda _plan, _result: None,
+        on_reset: Callable[[], None] = lambda: None,
     ):
-        """grammars: None refuses every constraint. `observe` hears of every result once it is on its way."""
+        """grammars: None refuses every constraint. `observe` hears of every plan and its result once that is on its
+        way, `on_reset` of the begin of every epoch."""
         self.rows = RowTable(backend.geometry, grammars)
         self._backend = backend
         self._observe = observe
+        self._on_reset = on_reset
 
     def serve(self, link: Link) -> None:
         while (event := link.receive()) is not None:
@@ -56,11 +59,12 @@ class Worker:
                 raise
             else:
                 link.send_result(result)
-                self._observe(result)
+                self._observe(event, result)
 
     def reset(self) -> None:
         self.rows.reset()
         self._backend.reset()
+        self._on_reset()
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         started = time.perf_counter_ns()

@@ -1,12 +1,9 @@
 """`python -m scheduler_svc`: the bare scheduler, one process, no gRPC."""
 
-import logging
-
 import typer
 
 from scheduler_svc import config as options
 from scheduler_svc import entry, log_output
-from scheduler_svc.errors import StartupError
 from scheduler_svc.process import run_scheduler
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -40,10 +37,12 @@ def scheduler(
     metrics_port: options.MetricsPort = 0,
     ready_file: options.ReadyFile = None,
     log_level: options.LogLevel = "info",
+    log_format: options.LogFormatOption = options.LogFormat.TEXT,
+    trace_endpoint: options.TraceEndpoint = None,
 ) -> None:
     """Plan every step for one executor, and serve any number of frontends."""
     options.check_environment(options.KNOWN_VARIABLES)
-    start_logging(log_level)
+    log_output.start_logging(log_output.level_number(log_level), log_format, "scheduler")
     places = options.endpoints(runtime_dir, frontend=bind_frontend, executor=bind_executor, beat=bind_beat)
     run_scheduler(
         options.SchedulerConfig(
@@ -71,15 +70,9 @@ def scheduler(
             metrics_host=metrics_host,
             metrics_port=metrics_port,
             ready_file=ready_file,
+            trace_endpoint=trace_endpoint,
         )
     )
-
-
-def start_logging(level: str) -> None:
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise StartupError(f"unknown log level {level!r}: use debug, info, warning or error")
-    log_output.start_logging(number)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import typer
 
 from scheduler_svc.core.contract import Limits, Policy
 from scheduler_svc.environment import PREFIX, refuse_unknown
+from scheduler_svc.log_output import LogFormat
 
 
 class PolicyName(StrEnum):
@@ -208,9 +209,21 @@ ReadyFile = Annotated[
     Path | None,
     typer.Option("--ready-file", envvar="STEPWIRE_READY_FILE", help="Written, as JSON, once the service answers."),
 ]
+TraceEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--trace-endpoint",
+        envvar="STEPWIRE_TRACE_ENDPOINT",
+        help="OpenTelemetry collector that takes OTLP over HTTP: http://host:4318. Default: no traces.",
+    ),
+]
 LogLevel = Annotated[
     str,
     typer.Option("--log-level", envvar="STEPWIRE_LOG_LEVEL", help="debug, info, warning or error."),
+]
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option("--log-format", envvar="STEPWIRE_LOG_FORMAT", help="text, or json: one object a line."),
 ]
 
 
@@ -240,6 +253,7 @@ class SchedulerConfig:
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     ready_file: Path | None = None
+    trace_endpoint: str | None = None
 
     def limits(self, hash_key: bytes) -> Limits:
         return Limits(
@@ -293,12 +307,13 @@ _NAMES = (
     "ADDRESS", "API_KEY", "API_KEYS", "BACKEND", "BIND_BEAT", "BIND_EXECUTOR", "BIND_FRONTEND", "BLOCK_SIZE", "CACHE",
     "CONNECT", "CONNECT_BEAT", "CURVE_CLIENTS", "CURVE_SECRET", "CURVE_SERVER", "DRAIN_TIMEOUT", "DTYPE",
     "ENABLE_PREFIX_CACHING", "FRONTENDS", "GPU_MEMORY_UTILIZATION", "HOST", "INSECURE_WIRE", "INTER_TOKEN_TARGET",
-    "JOURNAL", "JOURNAL_LIMIT", "JOURNAL_UNMASKED", "KV_DTYPE", "KV_MEMORY", "LOG_LEVEL", "MAX_EXECUTOR_DEATHS",
-    "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS", "MAX_WAIT", "MAX_WAITING", "MAX_WAITING_PER_TENANT",
-    "MAX_WAITING_TOKENS", "MAX_WAITING_TOKENS_PER_TENANT", "METRICS_HOST", "METRICS_PORT", "MODEL", "NUM_BLOCKS",
-    "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESTART_LIMIT", "RESTART_WINDOW", "RESUME_LIMIT",
-    "RUNTIME_DIR", "SERVED_MODEL_NAME", "SILENCE_LIMIT", "SIM_FAULT", "SIM_KV_US", "SIM_STEP_US", "SIM_TOKEN_US",
-    "SIM_VOCAB_SIZE", "STEP_TIMEOUT", "THREADS", "TLS_CA", "TLS_CERT", "TLS_CLIENT_CA", "TLS_KEY", "VERBOSE",
+    "JOURNAL", "JOURNAL_LIMIT", "JOURNAL_UNMASKED", "KV_DTYPE", "KV_MEMORY", "LOG_FORMAT", "LOG_LEVEL",
+    "MAX_EXECUTOR_DEATHS", "MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS", "MAX_WAIT", "MAX_WAITING",
+    "MAX_WAITING_PER_TENANT", "MAX_WAITING_TOKENS", "MAX_WAITING_TOKENS_PER_TENANT", "METRICS_HOST", "METRICS_PORT",
+    "MODEL", "NUM_BLOCKS", "PARENT_PID", "PIPELINE_DEPTH", "POLICY", "PORT", "READY_FILE", "RESTART_LIMIT",
+    "RESTART_WINDOW", "RESUME_LIMIT", "RUNTIME_DIR", "SERVED_MODEL_NAME", "SILENCE_LIMIT", "SIM_FAULT", "SIM_KV_US",
+    "SIM_STEP_US", "SIM_TOKEN_US", "SIM_VOCAB_SIZE", "STEP_TIMEOUT", "THREADS", "TLS_CA", "TLS_CERT", "TLS_CLIENT_CA",
+    "TLS_KEY", "TRACE_ENDPOINT", "VERBOSE",
 )
 # fmt: on
 # Read by one service or another: one environment may serve them all. A test compares this with the options there are.

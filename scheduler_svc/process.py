@@ -20,7 +20,9 @@ from scheduler_svc.links.executors import ExecutorLink
 from scheduler_svc.links.frontends import FrontendLink
 from scheduler_svc.links.transport import BadFrames, Security, Wire
 from scheduler_svc.metrics import SchedulerMetrics
+from scheduler_svc.request_traces import RequestTraces
 from scheduler_svc.service import Service
+from scheduler_svc.tracing import Tracing, start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,9 @@ LAST_FRAMES_S = 1.0
 
 
 @contextlib.contextmanager
-def open_service(config: SchedulerConfig, metrics: SchedulerMetrics) -> Iterator[Service]:
+def open_service(
+    config: SchedulerConfig, metrics: SchedulerMetrics, tracing: Tracing | None = None
+) -> Iterator[Service]:
     """The service with its sockets bound; they are closed at exit."""
     security = Security(secret=config.curve_secret, clients=config.curve_clients, insecure_wire=config.insecure_wire)
     bad_frames = BadFrames()
@@ -49,6 +53,7 @@ def open_service(config: SchedulerConfig, metrics: SchedulerMetrics) -> Iterator
             metrics=metrics,
             bad_frames=bad_frames,
             after_turn=after_turn,
+            traces=RequestTraces(tracing, core) if tracing is not None else None,
             pulse=partial(renew, config.ready_file) if config.ready_file is not None else None,
         )
     finally:
@@ -72,7 +77,8 @@ def make_core(config: SchedulerConfig) -> tuple[Scheduler, Callable[[], None] | 
 def run_scheduler(config: SchedulerConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises StartupError when it cannot start."""
     metrics = SchedulerMetrics()
-    with open_service(config, metrics) as service:
+    tracing = start_tracing(config.trace_endpoint, "scheduler")
+    with open_service(config, metrics, tracing) as service:
         port = metrics.serve(config.metrics_host, config.metrics_port) if config.metrics_port else 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: service.stop())
@@ -85,6 +91,8 @@ def run_scheduler(config: SchedulerConfig) -> None:
             write_atomically(config.ready_file, json.dumps(ready))
         logger.info("scheduler_ready frontend=%s executor=%s", config.bind_frontend, config.bind_executor)
         service.run()
+    if tracing is not None:
+        tracing.close()
 
 
 def renew(path: Path) -> None:

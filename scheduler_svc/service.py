@@ -31,6 +31,7 @@ from scheduler_svc.links.frontends import (
 from scheduler_svc.links.messages import is_empty, load_from_stats, request_from_submit
 from scheduler_svc.links.transport import BadFrames, Poller
 from scheduler_svc.metrics import SchedulerMetrics
+from scheduler_svc.request_traces import RequestTraces
 from scheduler_svc.snapshot import Snapshots, StepTimes, story_reply
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Service:
         bad_frames: BadFrames,
         pulse: Callable[[], None] | None = None,
         after_turn: Callable[[], None] | None = None,
+        traces: RequestTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
@@ -66,6 +68,8 @@ class Service:
         self._bad_frames = bad_frames
         self._pulse = pulse
         self._after_turn = after_turn
+        # None: nobody traces.
+        self._traces = traces
         self._clock = clock
         self._blocks = BlockWatch(core, frontends.send_block_news)
         self._poller = Poller(frontends.socket, executors.socket, executors.beat_socket, executors.monitor)
@@ -100,6 +104,8 @@ class Service:
             # Also after a bug: what led to it is what a journal is for.
             if self._after_turn is not None:
                 self._after_turn()
+            if self._traces is not None:
+                self._traces.close(self._clock())
 
     def turn(self) -> bool:
         """Waits until something arrives or a tick passes, and acts on it. False: drained, nothing is left to do."""
@@ -144,9 +150,9 @@ class Service:
                     lines = self._core.story(event.request_id)
                     self._frontends.send_story(event.session, story_reply(event.query_id, lines))
                 case SessionEnded():
-                    self._end_session(event)
+                    self._end_session(event, now)
         for ended in self._frontends.expire(now):
-            self._end_session(ended)
+            self._end_session(ended, now)
 
     def _submit(self, event: Submitted, now: float) -> None:
         submit = event.submit
@@ -161,9 +167,13 @@ class Service:
         else:
             if not submit.delivered:
                 self._metrics.submitted(event.session, submit.handle, submit.num_choices, now)
+            if self._traces is not None:
+                self._traces.submitted(event.session, submit, now)
 
-    def _end_session(self, ended: SessionEnded) -> None:
+    def _end_session(self, ended: SessionEnded, now: float) -> None:
         num_released = self._core.drop_session(ended.session)
+        if self._traces is not None:
+            self._traces.session_ended(ended.session, now)
         self._metrics.session_ended(ended.session)
         self._blocks.session_ended(ended.session)
         self._stopped_by_text = {key for key in self._stopped_by_text if key[0] != ended.session}
@@ -184,12 +194,16 @@ class Service:
     def _commit(self, result: step_pb2.StepResult, now: float) -> None:
         began = time.perf_counter()
         self._outputs.append(self._core.commit(result, now))
+        if self._traces is not None:
+            self._traces.committed(result, now)
         commit_s = time.perf_counter() - began
         self._metrics.step_done(commit_s + self._plan_s, result.forward_us)
         self._times.add(self._plan_s, commit_s, result.forward_us)
         self._plan_s = 0.0
 
     def _end_epoch(self, error: ExecutorError, now: float) -> None:
+        if self._traces is not None:
+            self._traces.epoch_ended(self._executors.epoch, now)
         self._executors.end_epoch(str(error), now)
         self._core.executor_lost()
         self._metrics.epoch_ended(error.reason)
@@ -213,6 +227,8 @@ class Service:
                 self._plan_s += time.perf_counter() - began
                 if plan is None:
                     return
+                if self._traces is not None:
+                    self._traces.planned(plan, now)
                 self._metrics.plan_sent(self._executors.send_plan(plan, now))
         except ExecutorError as error:
             self._end_epoch(error, now)
@@ -229,7 +245,10 @@ class Service:
             self._metrics.output(output, now)
             for finished in output.finished:
                 key = (finished.session, finished.handle)
-                self._metrics.finished(finished, by_stop_string=key in self._stopped_by_text)
+                by_stop_string = key in self._stopped_by_text
+                self._metrics.finished(finished, by_stop_string=by_stop_string)
+                if self._traces is not None:
+                    self._traces.finished(finished, now, by_stop_string=by_stop_string)
                 self._stopped_by_text.discard(key)
         self._blocks.fan_out()
         if self._frontends.has_pending:

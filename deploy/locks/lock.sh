@@ -6,6 +6,6 @@ set -eu
 cd "$(dirname "$0")/../.."
 for extra in scheduler executor; do
   "${UV:-uv}" pip compile --quiet --generate-hashes --no-header --no-annotate --universal --python-version 3.11 \
-    --constraint constraints.txt --extra "$extra" pyproject.toml deploy/locks/build.in |
+    --constraint constraints.txt --extra "$extra" --extra tracing pyproject.toml deploy/locks/build.in |
     awk '/^[a-z]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' > "deploy/locks/$extra.txt"
 done

@@ -83,6 +83,7 @@ class Epoch:
     def settle(self, sequence: Sequence, step_id: int) -> None:
         """It has caught up. Those that waited for its blocks may go on from the next plan."""
         sequence.settled_step = step_id
+        sequence.tell(step_id, "caught up", sequence.num_computed)
         self.catching_up.remove(sequence)
         self.rows.settle(sequence)
         self.memory.settled(sequence)

@@ -130,13 +130,14 @@ class Registry:
         self._started = [event for event in self._started if event.session != session]
         self._finished = [event for event in self._finished if event.session != session]
 
-    def story(self, request_id: str) -> list[str]:
+    def transitions(self, request_id: str) -> list[tuple[int, int, str, tuple[int, ...]]]:
         state = self.requests.get(request_id) or self._old_stories.get(request_id)
-        if state is None:
-            return []
+        return list(state.story) if state is not None else []
+
+    def story(self, request_id: str) -> list[str]:
         return [
             f"step {step_id}: choice {choice} {event} {' '.join(map(str, numbers))}".rstrip()
-            for step_id, choice, event, numbers in state.story
+            for step_id, choice, event, numbers in self.transitions(request_id)
         ]
 
     def check(self) -> None:

@@ -257,6 +257,16 @@ class Scheduler:
         """The last transitions of a request's sequences, oldest first."""
         return self._registry.story(request_id)
 
+    def transitions(self, request_id: str) -> list[tuple[int, int, str, tuple[int, ...]]]:
+        """The same as values: (step_id, choice, what happened, numbers)."""
+        return self._registry.transitions(request_id)
+
+    def seated(self, row: int) -> tuple[str, int]:
+        """Whose row it is: the request's id and the choice. Raises AssertionError for a row that is free."""
+        assert self._epoch is not None
+        sequence = self._epoch.rows.seated(row)
+        return sequence.request.request_id, sequence.choice
+
     def survey(self, now: float) -> Survey:
         """Everything there is to see, for somebody who watches."""
         return survey(self._registry, self._epoch, now)

@@ -1,14 +1,12 @@
 """`python -m scheduler_svc.frontend`: one frontend process."""
 
-import logging
 from pathlib import Path
 
 import typer
 import uvloop
 
 from scheduler_svc import entry, log_output
-from scheduler_svc.config import KNOWN_VARIABLES, check_environment, endpoints
-from scheduler_svc.errors import StartupError
+from scheduler_svc.config import KNOWN_VARIABLES, LogFormatOption, TraceEndpoint, check_environment, endpoints
 from scheduler_svc.frontend import config as options
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
@@ -16,7 +14,9 @@ from scheduler_svc.frontend.server import serve
 from scheduler_svc.frontend.service import InferenceService
 from scheduler_svc.links.session import SchedulerSession
 from scheduler_svc.links.transport import Security
+from scheduler_svc.log_output import LogFormat
 from scheduler_svc.models.store import fingerprint, resolve_model
+from scheduler_svc.tracing import Tracing, start_tracing
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -41,13 +41,12 @@ def frontend(
     curve_server: options.CurveServer = None,
     insecure_wire: options.InsecureWire = False,
     log_level: options.LogLevel = "info",
+    log_format: LogFormatOption = LogFormat.TEXT,
+    trace_endpoint: TraceEndpoint = None,
 ) -> None:
     """Speak gRPC to clients, for one scheduler; any number of these may run."""
     check_environment(KNOWN_VARIABLES)
-    number = logging.getLevelNamesMapping().get(log_level.upper())
-    if number is None:
-        raise StartupError(f"unknown log level {log_level!r}: use debug, info, warning or error")
-    log_output.start_logging(number)
+    log_output.start_logging(log_output.level_number(log_level), log_format, "frontend")
     run_frontend(
         options.FrontendConfig(
             connect=connect or endpoints().frontend,
@@ -67,6 +66,7 @@ def frontend(
             curve_secret=curve_secret,
             curve_server=curve_server,
             insecure_wire=insecure_wire,
+            trace_endpoint=trace_endpoint,
         )
     )
 
@@ -78,10 +78,19 @@ def run_frontend(config: options.FrontendConfig) -> None:
     metrics = FrontendMetrics()
     if config.metrics_port:
         metrics.serve(config.metrics_host, config.metrics_port)
-    uvloop.run(_serve(config, directory, files, metrics))
+    tracing = start_tracing(config.trace_endpoint, "frontend")
+    uvloop.run(_serve(config, directory, files, metrics, tracing))
+    if tracing is not None:
+        tracing.close()
 
 
-async def _serve(config: options.FrontendConfig, directory: Path, files: ModelFiles, metrics: FrontendMetrics) -> None:
+async def _serve(
+    config: options.FrontendConfig,
+    directory: Path,
+    files: ModelFiles,
+    metrics: FrontendMetrics,
+    tracing: Tracing | None,
+) -> None:
     # All of it inside the loop: gRPC and the session belong to the loop they are made in.
     session = SchedulerSession(
         config.connect,
@@ -89,7 +98,7 @@ async def _serve(config: options.FrontendConfig, directory: Path, files: ModelFi
         resume_limit_s=config.resume_limit_s,
         security=Security(secret=config.curve_secret, server=config.curve_server, insecure_wire=config.insecure_wire),
     )
-    service = InferenceService(session, files, config.served_model_name or directory.name, metrics)
+    service = InferenceService(session, files, config.served_model_name or directory.name, metrics, tracing)
     await serve(config, service, session)
 
 

@@ -115,6 +115,7 @@ class FrontendConfig:
     curve_secret: Path | None = None
     curve_server: Path | None = None
     insecure_wire: bool = False
+    trace_endpoint: str | None = None
 
     @property
     def address(self) -> str:

@@ -7,7 +7,6 @@ how much may wait.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -28,8 +27,10 @@ from scheduler_svc.frontend.grammar_gate import GrammarGate
 from scheduler_svc.frontend.metrics import FrontendMetrics
 from scheduler_svc.frontend.model_files import ModelFiles
 from scheduler_svc.frontend.status import guarded
+from scheduler_svc.frontend.stream_record import StreamRecord
 from scheduler_svc.frontend.submission import Resolved, bad_word_ids, bounds_of, resolve
 from scheduler_svc.frontend.validation import ModelBounds, Request
+from scheduler_svc.tracing import Tracing
 
 # Shorter texts are tokenised at once: a thread would cost more than it saves the others.
 INLINE_BYTES = 2048
@@ -63,8 +64,16 @@ class Session(Protocol):
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, session: Session, model: ModelFiles, name: str, metrics: FrontendMetrics):
+    def __init__(
+        self,
+        session: Session,
+        model: ModelFiles,
+        name: str,
+        metrics: FrontendMetrics,
+        tracing: Tracing | None = None,
+    ):
         self.metrics = metrics
+        self._tracing = tracing
         self.chat_template = ChatTemplate(model)
         self.num_active = 0
         self.session = session
@@ -86,21 +95,21 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, write: Write) -> None:
         """Runs a request to its end, by whatever service it came; `write` takes its messages. Raises RequestError."""
-        with self._stream_slot() as slot:
+        with self._record("generate", context) as record:
             bounds = self._admit(request)
             field = request.WhichOneof("prompt") or "prompt"
             prompt = await self._prompt(request, bounds)
             resolved = await self._resolve(request, prompt, field, bounds, context)
-            await self._stream(slot, resolved, context, write)
+            await self._stream(record, resolved, context, write)
 
     @guarded
     async def Chat(self, request: pb.ChatRequest, context: grpc.aio.ServicerContext) -> None:
-        with self._stream_slot() as slot:
+        with self._record("chat", context) as record:
             validation.check_messages(request)
             bounds = self._admit(request)
             prompt = await self._chat_prompt(request, bounds)
             resolved = await self._resolve(request, prompt, "messages", bounds, context)
-            await self._stream(slot, resolved, context, context.write)
+            await self._stream(record, resolved, context, context.write)
 
     def _admit(self, request: Request) -> ModelBounds:
         """Everything that can be refused before a prompt is looked at."""
@@ -186,13 +195,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         num_bytes = sum(len(word.encode()) for word in words)
         return work() if num_bytes <= INLINE_BYTES else await self._in_thread(num_bytes, work)
 
-    async def _stream(self, slot: "_Slot", resolved: Resolved, context: grpc.aio.ServicerContext, write: Write) -> None:
+    async def _stream(
+        self, record: StreamRecord, resolved: Resolved, context: grpc.aio.ServicerContext, write: Write
+    ) -> None:
         if self._is_draining:  # it may have begun while the prompt was tokenised
             raise self._draining()
         generation = Generation(resolved, self._detokenizer)
+        resolved.submit.traceparent = record.traceparent
         stream = self.session.submit(resolved.submit)
-        slot.submitted(self.metrics)
-        pace = _Pace(self.metrics, slot.began_at, len(generation.choices))
+        record.submitted(resolved, generation)
         try:
             while not generation.is_over:
                 deltas = await stream.read()
@@ -201,22 +212,22 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 for delta in deltas:
                     cached = stream.started.num_cached_tokens if stream.started is not None else 0
                     choice = generation.choices[delta.index]
-                    pace.tokens(delta.index, len(delta.token_ids))
+                    record.tokens(delta.index, len(delta.token_ids), cached)
                     for message in generation.messages(delta, cached):
                         if choice.ended_by_text:
                             stream.cancel_choice(delta.index)
                         await write(message)
-            slot.outcome = pb.FinishReason.Name(generation.finish_reason).removeprefix("FINISH_REASON_").lower()
+            record.outcome = pb.FinishReason.Name(generation.finish_reason).removeprefix("FINISH_REASON_").lower()
         except DeadlineExceeded:
-            slot.outcome = "deadline"
+            record.outcome = "deadline"
             raise
         except RequestError:
-            slot.outcome = "failed"
+            record.outcome = "failed"
             raise
         except (asyncio.CancelledError, grpc.aio.InternalError):
             # The second is what a write to a client that is gone ends with.
             left_s = context.time_remaining()
-            slot.outcome = "deadline" if left_s is not None and left_s <= 0 else "disconnected"
+            record.outcome = "deadline" if left_s is not None and left_s <= 0 else "disconnected"
             raise
         finally:
             stream.cancel()
@@ -311,20 +322,29 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     # ---- life ----
 
     @contextlib.contextmanager
-    def _stream_slot(self) -> "Iterator[_Slot]":
+    def _record(self, method: str, context: grpc.aio.ServicerContext) -> Iterator[StreamRecord]:
         """One open stream, from its arrival to its end, however it ends."""
         if self._is_draining:
             raise self._draining()
-        slot = _Slot(time.monotonic())
+        record = StreamRecord(method, self.name, self.metrics, self._tracing, self._traceparent(context))
         self.num_active += 1
         self._idle.clear()
         try:
-            yield slot
+            yield record
+        except RequestError as error:
+            record.refused(error)
+            raise
         finally:
             self.num_active -= 1
             if self.num_active == 0:
                 self._idle.set()
-            slot.close()
+            record.close()
+
+    def _traceparent(self, context: grpc.aio.ServicerContext) -> str:
+        """What the caller sent; empty: nothing, or nobody wants to know."""
+        if self._tracing is None:
+            return ""
+        return next((str(value) for key, value in context.invocation_metadata() or () if key == "traceparent"), "")
 
     @property
     def is_serving(self) -> bool:
@@ -347,40 +367,3 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._text_threads.shutdown(wait=False, cancel_futures=True)
         self.chat_template.close()
         self._grammars.close()
-
-
-class _Slot:
-    """What is counted of one stream."""
-
-    def __init__(self, began_at: float):
-        self.began_at = began_at
-        self.outcome = "failed"  # until something better is known
-        self._metrics: FrontendMetrics | None = None
-
-    def submitted(self, metrics: FrontendMetrics) -> None:
-        self._metrics = metrics
-        metrics.opened()
-
-    def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.closed(self.outcome)
-
-
-class _Pace:
-    """Times between tokens, per choice."""
-
-    def __init__(self, metrics: FrontendMetrics, began_at: float, num_choices: int):
-        self._metrics = metrics
-        self._began_at = began_at
-        self._last_at = [0.0] * num_choices
-
-    def tokens(self, index: int, num_tokens: int) -> None:
-        if not num_tokens:
-            return
-        now = time.monotonic()
-        if self._last_at[index] == 0:
-            self._metrics.first_token(now - self._began_at)
-            num_tokens -= 1
-        if num_tokens:
-            self._metrics.tokens(now - (self._last_at[index] or now), num_tokens)
-        self._last_at[index] = now

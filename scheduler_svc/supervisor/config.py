@@ -46,6 +46,7 @@ class ServeConfig:
     metrics_port: int | None = None  # None: the default one, or a free one when that is taken
     ready_file: Path | None = None
     verbose: bool = False
+    json_lines: bool = False
     # What clients need to get in, for the line that says how.
     wants_tls: bool = False
     wants_key: bool = False
@@ -82,6 +83,7 @@ def build(arguments: Mapping[str, str | bool | None], environ: Mapping[str, str]
         metrics_port=int(values["metrics_port"]) if "metrics_port" in values else None,
         ready_file=Path(str(values["ready_file"])) if "ready_file" in values else None,
         verbose=bool(values.get("verbose", False)),
+        json_lines=values.get("log_format") == "json",
         wants_tls="tls_cert" in values,
         wants_key="api_keys" in values,
         restart_limit=int(values.get("restart_limit", 20)),

@@ -1,10 +1,13 @@
 """What the operator sees: every child's lines under its name and, on a terminal, one status line that is kept last."""
 
+import logging
 import os
 import select
 import sys
 import time
 from typing import TextIO
+
+from scheduler_svc.log_output import JsonLines
 
 COLOURS = {"model": "34", "scheduler": "36", "executor": "35", "frontend": "32", "serve": "1"}
 NAME_WIDTH = 10
@@ -13,9 +16,11 @@ NAME_WIDTH = 10
 class Console:
     """Never fails and never holds a child up: when nobody reads any more, lines are dropped."""
 
-    def __init__(self, stream: TextIO | None = None):
+    def __init__(self, stream: TextIO | None = None, *, as_json: bool = False):
+        """`as_json`: one object a line, also on a terminal; what a service says as one is left as it is."""
         self._stream = stream if stream is not None else sys.stderr
-        self.is_terminal = self._stream.isatty()
+        self._as_json = as_json
+        self.is_terminal = self._stream.isatty() and not as_json
         self._status = ""
         self._start = time.monotonic()
         self._num_dropped = 0
@@ -30,6 +35,9 @@ class Console:
         return time.monotonic() - self._start
 
     def line(self, name: str, text: str) -> None:
+        if self._as_json:
+            self._write(f"{text if text.startswith('{') else _object(name, text)}\n")
+            return
         label = f"{name:<{NAME_WIDTH}}"
         if self.is_terminal:
             label = f"\x1b[{COLOURS.get(name.split('-')[0], '0')}m{label}\x1b[0m"
@@ -37,6 +45,9 @@ class Console:
 
     def say(self, text: str) -> None:
         """A line of serve's own."""
+        if self._as_json:
+            self._write(f"{_object('serve', text)}\n")
+            return
         self._write(f"{self._clear()}{text}\n{self._status}")
 
     def status(self, text: str) -> None:
@@ -69,7 +80,8 @@ class Console:
     def _write_without_waiting(self, descriptor: int, text: str) -> None:
         """What cannot leave at once is dropped: a reader that stands still must not hold up restarts and drains."""
         if self._num_dropped:
-            text = f"\n({self._num_dropped} lines were dropped: nobody read them)\n{text}"
+            notice = f"({self._num_dropped} lines were dropped: nobody read them)"
+            text = f"\n{_object('serve', notice) if self._as_json else notice}\n{text}"
         data = text.encode(errors="replace")
         for start in range(0, len(data), select.PIPE_BUF):
             if not self._poll.poll(0):
@@ -77,6 +89,11 @@ class Console:
                 return
             os.write(descriptor, data[start : start + select.PIPE_BUF])
         self._num_dropped = 0
+
+
+def _object(name: str, text: str) -> str:
+    values = {"name": __name__, "levelno": logging.INFO, "levelname": "INFO", "msg": text}
+    return JsonLines(name).format(logging.makeLogRecord(values))
 
 
 def _descriptor(stream: TextIO) -> int | None:

@@ -10,12 +10,16 @@ import re
 OURS = re.compile(r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 # gRPC's and protobuf's own: "I0000 00:00:1761 12 file.cc:83] text", "E1129 19:48:47.924168 23816 file.cc:83] text".
 GOOGLES = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\S* +\d+ \S+:\d+\] ")
+# One of a service's --log-format json; level is among its first fields.
+JSON = re.compile(r'\{"time": "[^"]*", "level": "(debug|info|warning|error|critical)", ')
 LETTERS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 
 
 def level(line: str) -> int | None:
     if match := OURS.match(line):
         return logging.getLevelNamesMapping()[match[1]]
+    if match := JSON.match(line):
+        return logging.getLevelNamesMapping()[match[1].upper()]
     if match := GOOGLES.match(line):
         return LETTERS[match[1]]
     return None

@@ -184,6 +184,20 @@ OPTIONS: tuple[Option, ...] = (
         "off",
         parts=(SCHEDULER,),
     ),
+    Option(
+        "log-format",
+        "text|json",
+        "json: one object a line, of every service.",
+        "text",
+        parts=(SCHEDULER, EXECUTOR, FRONTEND),
+    ),
+    Option(
+        "trace-endpoint",
+        "text",
+        "OpenTelemetry collector (OTLP over HTTP), as http://127.0.0.1:4318.",
+        "off",
+        parts=(SCHEDULER, EXECUTOR, FRONTEND),
+    ),
     Option("ready-file", "text", "Written once the service answers: addresses and pids, as JSON."),
     Option("verbose", "flag", "Show every line that the services log; -v for short.", "off", short="v"),
 )

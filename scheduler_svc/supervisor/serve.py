@@ -53,7 +53,7 @@ def python_module(part: str) -> list[str]:
 
 def run(config: ServeConfig, resolve: Resolve, launch: Launch = python_module) -> int:
     """The exit status. `resolve` turns what the operator named into a model, `launch` a part into its command."""
-    console = Console()
+    console = Console(as_json=config.json_lines)
     for i, port in enumerate(config.ports):
         ports.check_free(config.host, port, "--port" if i == 0 else "--port or fewer --frontends")
     metrics_port = _metrics_port(config, console)

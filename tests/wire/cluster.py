@@ -11,13 +11,15 @@ from scheduler_svc.config import SchedulerConfig, endpoints
 from scheduler_svc.links.session import RequestStream, SchedulerSession
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.process import open_service
+from scheduler_svc.tracing import Tracing
 from tests.wire.peers import LIMIT_S
 
 
 class SchedulerThread:
     """The service, as its process runs it. `kill()` ends it as SIGKILL would: nobody is told."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, *, tracing: Tracing | None = None, **options: object) -> None:
+        self._tracing = tracing
         places = endpoints(folder)
         binds = {"bind_frontend": places.frontend, "bind_executor": places.executor, "bind_beat": places.beat}
         self._config = SchedulerConfig(**{**binds, **options})
@@ -54,7 +56,7 @@ class SchedulerThread:
 
     def _run(self) -> None:
         try:
-            with open_service(self._config, SchedulerMetrics(self.registry)) as self.service:
+            with open_service(self._config, SchedulerMetrics(self.registry), self._tracing) as self.service:
                 self._bound.set()
                 while not self._killed and self.service.turn():
                     pass

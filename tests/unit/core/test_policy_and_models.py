@@ -194,3 +194,18 @@ def test_what_is_over_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert core.story("r2") != []
     assert len(core._queue.service) == 1
     core.check()
+
+
+def test_what_happened_and_who_sits_where() -> None:
+    core, executor = scheduler()
+    core.submit(request(1, max_tokens=2), 0.0)
+    plan = core.plan(0.0)
+    assert plan is not None
+    assert core.seated(plan.admit[0].row) == ("r1", 0)
+    core.commit(executor.run(plan), 0.0)
+    assert core.transitions("r1") == [
+        (0, 0, "submitted", (3,)),
+        (1, 0, "admitted to row", (plan.admit[0].row, 0, 3)),
+        (1, 0, "caught up", (3,)),
+    ]
+    assert core.transitions("nobody") == []

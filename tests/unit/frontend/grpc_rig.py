@@ -20,6 +20,7 @@ from scheduler_svc.frontend.model_files import ModelFiles
 from scheduler_svc.frontend.server import FrontendServer
 from scheduler_svc.frontend.service import InferenceService
 from scheduler_svc.frontend.tokenizer import ModelTokenizer
+from scheduler_svc.tracing import Tracing
 from tests.unit.frontend import tiny_models
 from tests.unit.frontend.fake_session import FakeSession, Script
 
@@ -80,12 +81,13 @@ async def rig(
     drain_s: float = 5.0,
     config: dict[str, Any] | None = None,
     access: Access = OPEN,
+    tracing: Tracing | None = None,
     **session: Any,
 ) -> AsyncIterator[Rig]:
     """`config`: fields of the frontend's; `access`: how the channel reaches it."""
     model = ModelFiles.load(tiny_models.chat_model(directory))
     fake = FakeSession(script or (lambda submit, index: iter(lambda: 100 + index, None)), **session)
-    service = InferenceService(fake, model, "tiny", FrontendMetrics())
+    service = InferenceService(fake, model, "tiny", FrontendMetrics(), tracing)
     service.chat_template.start()
     server = FrontendServer(
         FrontendConfig(connect="", port=0, drain_timeout_s=drain_s, **(config or {})), service, fake

@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import select
 
@@ -30,6 +31,22 @@ def test_on_a_terminal_the_status_stays_last():
     console.say("done")
     wipe = "\r\x1b[K"
     assert stream.getvalue() == f"one{wipe}\x1b[35mexecutor  \x1b[0m │ hello\none{wipe}two{wipe}done\n"
+
+
+def test_as_json_every_line_is_an_object_and_a_services_own_is_left_as_it_is():
+    stream = Terminal()
+    console = Console(stream, as_json=True)
+    console.status("working")
+    console.line("executor", '{"time": "t", "level": "info"}')
+    console.line("executor", "Traceback (most recent call last):")
+    console.say("ready")
+    own, foreign, said = stream.getvalue().splitlines()
+    assert own == '{"time": "t", "level": "info"}'
+    assert (json.loads(foreign)["service"], json.loads(foreign)["message"]) == (
+        "executor",
+        "Traceback (most recent call last):",
+    )
+    assert (json.loads(said)["service"], json.loads(said)["message"]) == ("serve", "ready")
 
 
 def test_when_nobody_reads_lines_are_dropped():

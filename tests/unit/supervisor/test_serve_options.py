@@ -24,8 +24,8 @@ FROZEN = (
     *("max-waiting", "max-waiting-tokens", "max-waiting-per-tenant", "max-waiting-tokens-per-tenant", "max-wait"),
     *("inter-token-target", "policy", "pipeline-depth", "enable-prefix-caching", "drain-timeout"),
     *("max-executor-deaths", "restart-limit", "restart-window", "silence-limit", "tls-cert", "tls-key"),
-    *("tls-client-ca", "api-keys", "metrics-port", "journal", "journal-limit", "journal-unmasked", "ready-file"),
-    "verbose",
+    *("tls-client-ca", "api-keys", "metrics-port", "journal", "journal-limit", "journal-unmasked"),
+    *("log-format", "trace-endpoint", "ready-file", "verbose"),
 )
 
 

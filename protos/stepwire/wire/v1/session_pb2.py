@@ -26,15 +26,15 @@ from protos.stepwire.admin.v1 import admin_pb2 as stepwire_dot_admin_dot_v1_dot_
 from protos.stepwire.wire.v1 import step_pb2 as stepwire_dot_wire_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estepwire/wire/v1/session.proto\x12\x10stepwire.wire.v1\x1a\x1dstepwire/admin/v1/admin.proto\x1a\x1bstepwire/wire/v1/step.proto\"\xd1\x03\n\x0bToScheduler\x12\x30\n\x05hello\x18\x01 \x01(\x0b\x32\x1f.stepwire.wire.v1.FrontendHelloH\x00\x12*\n\x06submit\x18\x02 \x01(\x0b\x32\x18.stepwire.wire.v1.SubmitH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.stepwire.wire.v1.CancelH\x00\x12(\n\x05lease\x18\x04 \x01(\x0b\x32\x17.stepwire.wire.v1.LeaseH\x00\x12\x31\n\nload_query\x18\x05 \x01(\x0b\x32\x1b.stepwire.wire.v1.LoadQueryH\x00\x12,\n\x07goodbye\x18\x06 \x01(\x0b\x32\x19.stepwire.wire.v1.GoodbyeH\x00\x12\x35\n\x0cwatch_blocks\x18\x1e \x01(\x0b\x32\x1d.stepwire.wire.v1.WatchBlocksH\x00\x12\x39\n\x0esnapshot_query\x18\x14 \x01(\x0b\x32\x1f.stepwire.wire.v1.SnapshotQueryH\x00\x12\x33\n\x0bstory_query\x18\x15 \x01(\x0b\x32\x1c.stepwire.wire.v1.StoryQueryH\x00\x42\x06\n\x04\x62ody\"\x8f\x03\n\nToFrontend\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.stepwire.wire.v1.WelcomeH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.stepwire.wire.v1.TokenFrameH\x00\x12.\n\x08rejected\x18\x03 \x01(\x0b\x32\x1a.stepwire.wire.v1.RejectedH\x00\x12&\n\x04load\x18\x04 \x01(\x0b\x32\x16.stepwire.wire.v1.LoadH\x00\x12,\n\x07refusal\x18\x05 \x01(\x0b\x32\x19.stepwire.wire.v1.RefusalH\x00\x12\x31\n\nblock_news\x18\x1e \x01(\x0b\x32\x1b.stepwire.wire.v1.BlockNewsH\x00\x12\x33\n\x08snapshot\x18\x14 \x01(\x0b\x32\x1f.stepwire.wire.v1.SnapshotReplyH\x00\x12-\n\x05story\x18\x15 \x01(\x0b\x32\x1c.stepwire.wire.v1.StoryReplyH\x00\x42\x06\n\x04\x62ody\"t\n\rFrontendHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1f\n\x17oldest_protocol_version\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\x06\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"\xfd\x01\n\x07Welcome\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x06\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x16\n\x0e\x65xecutor_ready\x18\x04 \x01(\x08\x12\r\n\x05\x65poch\x18\x05 \x01(\r\x12,\n\x08geometry\x18\x06 \x01(\x0b\x32\x1a.stepwire.wire.v1.Geometry\x12.\n\x05model\x18\x07 \x01(\x0b\x32\x1f.stepwire.wire.v1.ModelIdentity\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\x0f\n\x07stalled\x18\n \x01(\x08\"\x07\n\x05Lease\"\t\n\x07Goodbye\"\xe1\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x06\x12\x13\n\x0bnum_choices\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x01(\x0c\x12,\n\x08sampling\x18\x08 \x01(\x0b\x32\x1a.stepwire.wire.v1.Sampling\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\r\x12.\n\tdelivered\x18\r \x03(\x0b\x32\x1b.stepwire.wire.v1.Delivered\x12\x1b\n\x13num_prompt_logprobs\x18\x0e \x01(\r\"^\n\tDelivered\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x17\n\x0fnum_preemptions\x18\x03 \x01(\r\x12\x13\n\x0bnum_resumes\x18\x04 \x01(\r\":\n\x06\x43\x61ncel\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x10\n\x06handle\x18\x02 \x01(\x06H\x00\x42\x08\n\x06target\"\x91\x02\n\nTokenFrame\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x11\n\tpositions\x18\x03 \x01(\x0c\x12*\n\x07started\x18\x04 \x03(\x0b\x32\x19.stepwire.wire.v1.Started\x12,\n\x08\x66inished\x18\x05 \x03(\x0b\x32\x1a.stepwire.wire.v1.Finished\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.stepwire.wire.v1.TokenLogprobs\x12?\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32&.stepwire.wire.v1.ChoicePromptLogprobs\"4\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"\xd4\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12,\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1d.stepwire.wire.v1.FinishCause\x12\x15\n\rstop_token_id\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\r\x12\x13\n\x0bnum_resumes\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"M\n\rTokenLogprobs\x12\r\n\x05\x65ntry\x18\x01 \x01(\r\x12-\n\x06values\x18\x02 \x01(\x0b\x32\x1d.stepwire.wire.v1.RowLogprobs\"X\n\x14\x43hoicePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12\x30\n\x06values\x18\x02 \x01(\x0b\x32 .stepwire.wire.v1.PromptLogprobs\"b\n\x08Rejected\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x1d\n\tLoadQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x06\"\x81\x02\n\x04Load\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_owned\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x1f\n\x17generation_tokens_total\x18\x07 \x01(\x04\x12\x1b\n\x13prompt_tokens_total\x18\x08 \x01(\x04\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x16\n\x0e\x65xecutor_ready\x18\n \x01(\x08\x12\x15\n\rnum_frontends\x18\x0b \x01(\r\"+\n\x0bWatchBlocks\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\"t\n\tBlockNews\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x65gins_anew\x18\x02 \x01(\x08\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12.\n\x07\x63hanges\x18\x04 \x03(\x0b\x32\x1d.stepwire.wire.v1.BlockChange\"A\n\x0b\x42lockChange\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\"!\n\rSnapshotQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x06\"P\n\rSnapshotReply\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12-\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1b.stepwire.admin.v1.Snapshot\"2\n\nStoryQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"-\n\nStoryReply\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12\r\n\x05lines\x18\x02 \x03(\t*\xc4\x01\n\x0b\x46inishCause\x12\x1c\n\x18\x46INISH_CAUSE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_CAUSE_STOP\x10\x01\x12\x17\n\x13\x46INISH_CAUSE_LENGTH\x10\x02\x12\x1a\n\x16\x46INISH_CAUSE_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_CAUSE_EXPIRED\x10\x04\x12\x17\n\x13\x46INISH_CAUSE_FAILED\x10\x05\x12\x18\n\x14\x46INISH_CAUSE_INVALID\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1estepwire/wire/v1/session.proto\x12\x10stepwire.wire.v1\x1a\x1dstepwire/admin/v1/admin.proto\x1a\x1bstepwire/wire/v1/step.proto\"\xd1\x03\n\x0bToScheduler\x12\x30\n\x05hello\x18\x01 \x01(\x0b\x32\x1f.stepwire.wire.v1.FrontendHelloH\x00\x12*\n\x06submit\x18\x02 \x01(\x0b\x32\x18.stepwire.wire.v1.SubmitH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.stepwire.wire.v1.CancelH\x00\x12(\n\x05lease\x18\x04 \x01(\x0b\x32\x17.stepwire.wire.v1.LeaseH\x00\x12\x31\n\nload_query\x18\x05 \x01(\x0b\x32\x1b.stepwire.wire.v1.LoadQueryH\x00\x12,\n\x07goodbye\x18\x06 \x01(\x0b\x32\x19.stepwire.wire.v1.GoodbyeH\x00\x12\x35\n\x0cwatch_blocks\x18\x1e \x01(\x0b\x32\x1d.stepwire.wire.v1.WatchBlocksH\x00\x12\x39\n\x0esnapshot_query\x18\x14 \x01(\x0b\x32\x1f.stepwire.wire.v1.SnapshotQueryH\x00\x12\x33\n\x0bstory_query\x18\x15 \x01(\x0b\x32\x1c.stepwire.wire.v1.StoryQueryH\x00\x42\x06\n\x04\x62ody\"\x8f\x03\n\nToFrontend\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.stepwire.wire.v1.WelcomeH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.stepwire.wire.v1.TokenFrameH\x00\x12.\n\x08rejected\x18\x03 \x01(\x0b\x32\x1a.stepwire.wire.v1.RejectedH\x00\x12&\n\x04load\x18\x04 \x01(\x0b\x32\x16.stepwire.wire.v1.LoadH\x00\x12,\n\x07refusal\x18\x05 \x01(\x0b\x32\x19.stepwire.wire.v1.RefusalH\x00\x12\x31\n\nblock_news\x18\x1e \x01(\x0b\x32\x1b.stepwire.wire.v1.BlockNewsH\x00\x12\x33\n\x08snapshot\x18\x14 \x01(\x0b\x32\x1f.stepwire.wire.v1.SnapshotReplyH\x00\x12-\n\x05story\x18\x15 \x01(\x0b\x32\x1c.stepwire.wire.v1.StoryReplyH\x00\x42\x06\n\x04\x62ody\"t\n\rFrontendHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1f\n\x17oldest_protocol_version\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\x06\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"\xfd\x01\n\x07Welcome\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x06\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x16\n\x0e\x65xecutor_ready\x18\x04 \x01(\x08\x12\r\n\x05\x65poch\x18\x05 \x01(\r\x12,\n\x08geometry\x18\x06 \x01(\x0b\x32\x1a.stepwire.wire.v1.Geometry\x12.\n\x05model\x18\x07 \x01(\x0b\x32\x1f.stepwire.wire.v1.ModelIdentity\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\x0f\n\x07stalled\x18\n \x01(\x08\"\x07\n\x05Lease\"\t\n\x07Goodbye\"\xf6\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x06\x12\x13\n\x0bnum_choices\x18\x03 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x01(\x0c\x12,\n\x08sampling\x18\x08 \x01(\x0b\x32\x1a.stepwire.wire.v1.Sampling\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\r\x12.\n\tdelivered\x18\r \x03(\x0b\x32\x1b.stepwire.wire.v1.Delivered\x12\x1b\n\x13num_prompt_logprobs\x18\x0e \x01(\r\x12\x13\n\x0btraceparent\x18\x0f \x01(\t\"^\n\tDelivered\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x17\n\x0fnum_preemptions\x18\x03 \x01(\r\x12\x13\n\x0bnum_resumes\x18\x04 \x01(\r\":\n\x06\x43\x61ncel\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x10\n\x06handle\x18\x02 \x01(\x06H\x00\x42\x08\n\x06target\"\x91\x02\n\nTokenFrame\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x11\n\tpositions\x18\x03 \x01(\x0c\x12*\n\x07started\x18\x04 \x03(\x0b\x32\x19.stepwire.wire.v1.Started\x12,\n\x08\x66inished\x18\x05 \x03(\x0b\x32\x1a.stepwire.wire.v1.Finished\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.stepwire.wire.v1.TokenLogprobs\x12?\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32&.stepwire.wire.v1.ChoicePromptLogprobs\"4\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"\xd4\x01\n\x08\x46inished\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12,\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1d.stepwire.wire.v1.FinishCause\x12\x15\n\rstop_token_id\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\r\x12\x13\n\x0bnum_resumes\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"M\n\rTokenLogprobs\x12\r\n\x05\x65ntry\x18\x01 \x01(\r\x12-\n\x06values\x18\x02 \x01(\x0b\x32\x1d.stepwire.wire.v1.RowLogprobs\"X\n\x14\x43hoicePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12\x30\n\x06values\x18\x02 \x01(\x0b\x32 .stepwire.wire.v1.PromptLogprobs\"b\n\x08Rejected\x12\x0e\n\x06handle\x18\x01 \x01(\x06\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x1d\n\tLoadQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x06\"\x81\x02\n\x04Load\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_owned\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x1f\n\x17generation_tokens_total\x18\x07 \x01(\x04\x12\x1b\n\x13prompt_tokens_total\x18\x08 \x01(\x04\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x16\n\x0e\x65xecutor_ready\x18\n \x01(\x08\x12\x15\n\rnum_frontends\x18\x0b \x01(\r\"+\n\x0bWatchBlocks\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\"t\n\tBlockNews\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x65gins_anew\x18\x02 \x01(\x08\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12.\n\x07\x63hanges\x18\x04 \x03(\x0b\x32\x1d.stepwire.wire.v1.BlockChange\"A\n\x0b\x42lockChange\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\"!\n\rSnapshotQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x06\"P\n\rSnapshotReply\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12-\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1b.stepwire.admin.v1.Snapshot\"2\n\nStoryQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"-\n\nStoryReply\x12\x10\n\x08query_id\x18\x01 \x01(\x06\x12\r\n\x05lines\x18\x02 \x03(\t*\xc4\x01\n\x0b\x46inishCause\x12\x1c\n\x18\x46INISH_CAUSE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_CAUSE_STOP\x10\x01\x12\x17\n\x13\x46INISH_CAUSE_LENGTH\x10\x02\x12\x1a\n\x16\x46INISH_CAUSE_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_CAUSE_EXPIRED\x10\x04\x12\x17\n\x13\x46INISH_CAUSE_FAILED\x10\x05\x12\x18\n\x14\x46INISH_CAUSE_INVALID\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwire.wire.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHCAUSE']._serialized_start=3440
-  _globals['_FINISHCAUSE']._serialized_end=3636
+  _globals['_FINISHCAUSE']._serialized_start=3461
+  _globals['_FINISHCAUSE']._serialized_end=3657
   _globals['_TOSCHEDULER']._serialized_start=113
   _globals['_TOSCHEDULER']._serialized_end=578
   _globals['_TOFRONTEND']._serialized_start=581
@@ -48,39 +48,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GOODBYE']._serialized_start=1365
   _globals['_GOODBYE']._serialized_end=1374
   _globals['_SUBMIT']._serialized_start=1377
-  _globals['_SUBMIT']._serialized_end=1730
-  _globals['_DELIVERED']._serialized_start=1732
-  _globals['_DELIVERED']._serialized_end=1826
-  _globals['_CANCEL']._serialized_start=1828
-  _globals['_CANCEL']._serialized_end=1886
-  _globals['_TOKENFRAME']._serialized_start=1889
-  _globals['_TOKENFRAME']._serialized_end=2162
-  _globals['_STARTED']._serialized_start=2164
-  _globals['_STARTED']._serialized_end=2216
-  _globals['_FINISHED']._serialized_start=2219
-  _globals['_FINISHED']._serialized_end=2431
-  _globals['_TOKENLOGPROBS']._serialized_start=2433
-  _globals['_TOKENLOGPROBS']._serialized_end=2510
-  _globals['_CHOICEPROMPTLOGPROBS']._serialized_start=2512
-  _globals['_CHOICEPROMPTLOGPROBS']._serialized_end=2600
-  _globals['_REJECTED']._serialized_start=2602
-  _globals['_REJECTED']._serialized_end=2700
-  _globals['_LOADQUERY']._serialized_start=2702
-  _globals['_LOADQUERY']._serialized_end=2731
-  _globals['_LOAD']._serialized_start=2734
-  _globals['_LOAD']._serialized_end=2991
-  _globals['_WATCHBLOCKS']._serialized_start=2993
-  _globals['_WATCHBLOCKS']._serialized_end=3036
-  _globals['_BLOCKNEWS']._serialized_start=3038
-  _globals['_BLOCKNEWS']._serialized_end=3154
-  _globals['_BLOCKCHANGE']._serialized_start=3156
-  _globals['_BLOCKCHANGE']._serialized_end=3221
-  _globals['_SNAPSHOTQUERY']._serialized_start=3223
-  _globals['_SNAPSHOTQUERY']._serialized_end=3256
-  _globals['_SNAPSHOTREPLY']._serialized_start=3258
-  _globals['_SNAPSHOTREPLY']._serialized_end=3338
-  _globals['_STORYQUERY']._serialized_start=3340
-  _globals['_STORYQUERY']._serialized_end=3390
-  _globals['_STORYREPLY']._serialized_start=3392
-  _globals['_STORYREPLY']._serialized_end=3437
+  _globals['_SUBMIT']._serialized_end=1751
+  _globals['_DELIVERED']._serialized_start=1753
+  _globals['_DELIVERED']._serialized_end=1847
+  _globals['_CANCEL']._serialized_start=1849
+  _globals['_CANCEL']._serialized_end=1907
+  _globals['_TOKENFRAME']._serialized_start=1910
+  _globals['_TOKENFRAME']._serialized_end=2183
+  _globals['_STARTED']._serialized_start=2185
+  _globals['_STARTED']._serialized_end=2237
+  _globals['_FINISHED']._serialized_start=2240
+  _globals['_FINISHED']._serialized_end=2452
+  _globals['_TOKENLOGPROBS']._serialized_start=2454
+  _globals['_TOKENLOGPROBS']._serialized_end=2531
+  _globals['_CHOICEPROMPTLOGPROBS']._serialized_start=2533
+  _globals['_CHOICEPROMPTLOGPROBS']._serialized_end=2621
+  _globals['_REJECTED']._serialized_start=2623
+  _globals['_REJECTED']._serialized_end=2721
+  _globals['_LOADQUERY']._serialized_start=2723
+  _globals['_LOADQUERY']._serialized_end=2752
+  _globals['_LOAD']._serialized_start=2755
+  _globals['_LOAD']._serialized_end=3012
+  _globals['_WATCHBLOCKS']._serialized_start=3014
+  _globals['_WATCHBLOCKS']._serialized_end=3057
+  _globals['_BLOCKNEWS']._serialized_start=3059
+  _globals['_BLOCKNEWS']._serialized_end=3175
+  _globals['_BLOCKCHANGE']._serialized_start=3177
+  _globals['_BLOCKCHANGE']._serialized_end=3242
+  _globals['_SNAPSHOTQUERY']._serialized_start=3244
+  _globals['_SNAPSHOTQUERY']._serialized_end=3277
+  _globals['_SNAPSHOTREPLY']._serialized_start=3279
+  _globals['_SNAPSHOTREPLY']._serialized_end=3359
+  _globals['_STORYQUERY']._serialized_start=3361
+  _globals['_STORYQUERY']._serialized_end=3411
+  _globals['_STORYREPLY']._serialized_start=3413
+  _globals['_STORYREPLY']._serialized_end=3458
 # @@protoc_insertion_point(module_scope)

@@ -113,7 +113,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "handle", "num_choices", "prompt_token_ids", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "priority", "tenant", "cache_salt", "deadline_ms", "delivered", "num_prompt_logprobs")
+    __slots__ = ("request_id", "handle", "num_choices", "prompt_token_ids", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "priority", "tenant", "cache_salt", "deadline_ms", "delivered", "num_prompt_logprobs", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class Submit(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     handle: int
     num_choices: int
@@ -142,7 +143,8 @@ class Submit(_message.Message):
     deadline_ms: int
     delivered: _containers.RepeatedCompositeFieldContainer[Delivered]
     num_prompt_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., num_choices: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_step_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[Delivered, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., handle: _Optional[int] = ..., num_choices: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_step_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[Delivered, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Delivered(_message.Message):
     __slots__ = ("token_ids", "finished", "num_preemptions", "num_resumes")

@@ -155,20 +155,22 @@ class StepPlan(_message.Message):
     def __init__(self, boot_id: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., release: _Optional[bytes] = ..., admit: _Optional[_Iterable[_Union[Admit, _Mapping]]] = ..., copy: _Optional[bytes] = ..., grow: _Optional[bytes] = ..., prefill: _Optional[bytes] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("row", "token_ids", "num_prompt_tokens", "block_ids", "num_computed_tokens", "sampling")
+    __slots__ = ("row", "token_ids", "num_prompt_tokens", "block_ids", "num_computed_tokens", "sampling", "traceparent")
     ROW_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     row: int
     token_ids: bytes
     num_prompt_tokens: int
     block_ids: bytes
     num_computed_tokens: int
     sampling: Sampling
-    def __init__(self, row: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, row: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "choice", "min_tokens", "stop_token_ids", "bias_token_ids", "bias_values", "allowed_token_ids", "logprobs", "bad_words", "prompt_logprobs", "constraint")
