@@ -138,9 +138,16 @@ class ExecutorLink:
         if self._state.accepts(result):
             self._send(step_pb2.FromExecutor(result=result).SerializeToString())
 
-    def fault(self, message: str, kind: "step_pb2.FaultKind") -> None:
-        """This side cannot go on with the epoch: the device failed, or a plan broke the contract."""
+    def drop_result(self) -> None:
+        """A step is done, and nobody wants to know: its epoch is over."""
         self._heart.step_ended()
+
+    def fault(self, message: str, kind: "step_pb2.FaultKind") -> None:
+        """This side cannot go on with the epoch: the device failed, or a plan broke the contract. It is the end of one
+        step; results of others are still to be sent or dropped."""
+        self._heart.step_ended()
+        if not self._state.serving:
+            return  # the epoch ended while the step ran
         logger.error("epoch_faulted epoch=%d step=%d reason=%r", self._state.epoch, self._state.last_step, message)
         self._send_fault(self._state.fault(message, kind))
 
@@ -242,7 +249,8 @@ class Heart:
         self._settings = settings
         self._instance_id = instance_id
         self._end_process = end_process
-        self._step: tuple[int, float | None] = (0, None)
+        # The newest step begun, how many are not ended, and since when the oldest of them runs.
+        self._steps: tuple[int, int, float | None] = (0, 0, None)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
@@ -260,17 +268,25 @@ class Heart:
         self.scheduler_boot_id = 0
 
     def step_began(self, step_id: int) -> None:
-        self._step = (step_id, time.monotonic())
+        _, running, began = self._steps
+        self._steps = (step_id, running + 1, time.monotonic() if began is None else began)
 
     def step_ended(self) -> None:
-        self._step = (self._step[0], None)
+        """The oldest one: steps end in their order."""
+        newest, running, _ = self._steps
+        self._steps = (newest, running - 1, time.monotonic() if running > 1 else None)
+
+    def _oldest(self) -> tuple[int, float | None]:
+        """(the step being computed or last computed, since when it is)."""
+        newest, running, began = self._steps
+        return newest - max(0, running - 1), began
 
     def _run(self) -> None:
         socket = _connect(self._context, self._settings.beat_endpoint, self._settings)
         try:
             while not self._stop.is_set():
                 if self._is_hung():
-                    logger.critical("hung step=%d: the process ends", self._step[0])
+                    logger.critical("hung step=%d: the process ends", self._oldest()[0])
                     self._end_process(EXIT_HUNG)
                     return
                 self._beat(socket)
@@ -285,12 +301,12 @@ class Heart:
 
     def _is_hung(self) -> bool:
         """The main thread is in a step, and the scheduler has not answered for long: it has given us up."""
-        began = self._step[1]
+        _, began = self._oldest()
         quiet_since = max(self.last_heard, began or 0.0)
         return began is not None and time.monotonic() - quiet_since > self._settings.hung_after_s
 
     def _beat(self, socket: zmq.Socket) -> None:
-        step_id, began = self._step
+        step_id, began = self._oldest()
         busy_ms = 0 if began is None else max(1, round((time.monotonic() - began) * 1000))
         beat = step_pb2.Beat(instance_id=self._instance_id, step_id=step_id, busy_ms=busy_ms)
         try:

@@ -25,6 +25,8 @@ from protos.stepwire.wire.v1 import step_pb2
 
 # What a device draws where the logits are not finite.
 NO_NUMBER = -1
+# As a token id: the one its row drew last, which only the device knows yet.
+NEWEST = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,15 @@ class Work:
     num_tokens: np.ndarray  # int32 [R], at least 1 each
     samples: np.ndarray  # bool [R]: the row computes its newest token, so a token is drawn for it
     copy: np.ndarray  # int32 [N, 2], (source, destination): no destination twice, none that is also a source
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Where the tokens belong that a launched step draws."""
+
+    rows: np.ndarray  # int32 [S]
+    places: np.ndarray  # int32 [S]: in their rows
+    seatings: np.ndarray  # int64 [S]: who sat there; a token of someone who left belongs nowhere
 
 
 class RowTable:
@@ -50,6 +61,8 @@ class RowTable:
         self.block_table = np.zeros((num_rows, self.max_blocks), np.int32)
         self.num_blocks = np.zeros(num_rows, np.int32)
         self.live = np.zeros(num_rows, bool)
+        # How often each row was given to a sequence.
+        self.seatings = np.zeros(num_rows, np.int64)
         self.sampling = SamplingTable(num_rows, geometry.vocab_size, grammars)
 
     def reset(self) -> None:
@@ -94,6 +107,7 @@ class RowTable:
         self.block_table[row, : len(blocks)] = blocks
         self.num_blocks[row] = len(blocks)
         self.live[row] = True
+        self.seatings[row] += 1
 
     def _check_admit_sizes(self, admit: step_pb2.Admit, num_tokens: int, num_blocks: int) -> None:
         where = f"admit: row {admit.row}"
@@ -174,20 +188,37 @@ class RowTable:
         if not self.live[rows].all():
             raise PlanViolation(f"{what}: a row is not live")
 
-    # ---- the step is done -----------------------------------------------------------------------------------
+    # ---- the step is launched, the step is done -------------------------------------------------------------
 
-    def append(self, work: Work, token_ids: np.ndarray) -> None:
-        """What the step computed is stored, and each drawn token becomes the newest of its row."""
+    def needs_drawn(self, work: Work) -> bool:
+        """Whether what a row of the step may draw depends on a token that only the device knows yet."""
         sampled = work.rows[work.samples]
-        if len(token_ids) != len(sampled):
-            raise ComputeFault(f"the backend drew {len(token_ids)} tokens for {len(sampled)} rows")
+        unknown = self.tokens[sampled, self.num_known[sampled] - 1] == NEWEST
+        return bool((unknown & self.sampling.masks_change(sampled)).any())
+
+    def advance(self, work: Work) -> Due:
+        """What the step computes counts as stored, and each row that draws has a newest token, not known yet."""
+        sampled = work.rows[work.samples]
+        self.num_computed[work.rows] += work.num_tokens
+        due = Due(sampled, self.num_known[sampled], self.seatings[sampled])
+        self.tokens[sampled, due.places] = NEWEST
+        self.num_known[sampled] += 1
+        return due
+
+    def settle(self, due: Due, token_ids: np.ndarray) -> None:
+        """The drawn tokens have arrived. Raises ComputeFault when they cannot be right."""
+        if len(token_ids) != len(due.rows):
+            raise ComputeFault(f"the backend drew {len(token_ids)} tokens for {len(due.rows)} rows")
         if (token_ids == NO_NUMBER).any():
             raise NotFinite("the model's logits are not finite")
         if token_ids.size and (token_ids.min() < 0 or token_ids.max() >= self.geometry.vocab_size):
             raise ComputeFault("the backend drew a token outside the vocabulary")
-        self.num_computed[work.rows] += work.num_tokens
-        self.tokens[sampled, self.num_known[sampled]] = token_ids
-        self.num_known[sampled] += 1
+        stayed = self.seatings[due.rows] == due.seatings
+        self.tokens[due.rows[stayed], due.places[stayed]] = token_ids[stayed]
+
+    def append(self, work: Work, token_ids: np.ndarray) -> None:
+        """A step whose tokens are there at once."""
+        self.settle(self.advance(work), token_ids)
 
     def digest(self) -> tuple[int, int]:
         """(live rows, tokens stored by them): the scheduler compares it with its own count."""

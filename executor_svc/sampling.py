@@ -33,6 +33,8 @@ PARAMETERS = np.dtype(
         ("seed", np.uint64),
         # Something of this row changes logits before the draw: a penalty, a bias, a mask.
         ("adjusts", np.bool_),
+        # What may be drawn depends on what was drawn: bad words, a constraint.
+        ("mask_changes", np.bool_),
     ]
 )
 
@@ -91,12 +93,16 @@ class SamplingTable:
         """int32 [R]: how many candidates to report for each prompt token; NO_LOGPROBS: not asked."""
         return self._parameters["prompt_logprobs"][rows]
 
+    def masks_change(self, rows: np.ndarray) -> np.ndarray:
+        """bool [R]: the row's next draw cannot be prepared before its last one is known."""
+        return self._parameters["mask_changes"][rows]
+
     def set(self, row: int, message: step_pb2.Sampling) -> None:
         _check_numbers(message, self._vocab_size)
         sets = self._token_sets(message)
         constraint = self._constraint(message)
         masks = len(sets.bias_ids) or len(sets.allowed) or (len(sets.stop) and message.min_tokens)
-        masks = masks or len(sets.bad_words) or constraint is not None
+        mask_changes = len(sets.bad_words) > 0 or constraint is not None
         penalties = message.presence_penalty or message.frequency_penalty or message.repetition_penalty != 1
         self._parameters[row] = (
             message.temperature,
@@ -111,7 +117,8 @@ class SamplingTable:
             message.min_tokens,
             message.choice,
             message.seed,
-            bool(masks or penalties),
+            bool(masks or penalties or mask_changes),
+            mask_changes,
         )
         self._sets[row] = sets
         self._constraints[row] = constraint

@@ -22,6 +22,27 @@ class StepOutput:
     faults: list[step_pb2.RowFault] = field(default_factory=list)
 
 
+class Pending(Protocol):
+    """A step that was launched."""
+
+    def is_done(self) -> bool:
+        """Without waiting."""
+
+    def wait(self) -> StepOutput:
+        """Raises ComputeFault, and whatever the device has to say about this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    output: StepOutput
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> StepOutput:
+        return self.output
+
+
 class Backend(Protocol):
     name: str
     device: str
@@ -34,5 +55,19 @@ class Backend(Protocol):
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """int32 [N, 2] of (source, destination), N >= 1; no destination is another's source or destination."""
 
+    def launch(self, batch: ForwardBatch) -> Pending:
+        """Stores K and V of the batch's tokens, then draws one token per sampled row. Raises ComputeFault.
+
+        Steps run in the order in which they were launched. Where a step is not done when `launch` returns, the next
+        one may come with NEWEST in place of the tokens that it draws; see `RowTable.needs_drawn` for who waits.
+        """
+
+
+class AtOnce:
+    """What a backend that computes in the calling thread has instead: a step is done when `launch` returns."""
+
     def run(self, batch: ForwardBatch) -> StepOutput:
-        """Stores K and V of the batch's tokens, then draws one token per sampled row. Raises ComputeFault."""
+        raise NotImplementedError
+
+    def launch(self, batch: ForwardBatch) -> Pending:
+        return Done(self.run(batch))

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from executor_svc.backends.base import StepOutput
+from executor_svc.backends.base import AtOnce, StepOutput
 from executor_svc.batch import ForwardBatch
 from executor_svc.config import Dtype, ExecutorConfig, KVDtype, available_cores, cache_directory
 from executor_svc.errors import StartupError
@@ -28,7 +28,7 @@ Weights = torch.dtype | Literal["int8"]
 CPU_DEFAULTS = Defaults(block_size=16, max_num_seqs=128, max_num_batched_tokens=512)
 
 
-class CpuBackend:
+class CpuBackend(AtOnce):
     name = "cpu"
     device = "cpu"
 

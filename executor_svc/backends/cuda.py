@@ -69,6 +69,9 @@ class Pending:
     scores: tuple[DeviceLogprobs, Scoring] | None
     arrived: "torch.cuda.Event | None"
 
+    def is_done(self) -> bool:
+        return self.arrived is None or self.arrived.query()
+
     def wait(self) -> StepOutput:
         if self.arrived is not None:
             self.arrived.synchronize()

@@ -16,7 +16,6 @@ from kernels.attention_decode import num_splits
 from kernels.attention_prefill import plan_prefill
 
 _ALIGN = 4  # int32s in 16 bytes
-NEWEST = -1  # as a token id: the one this row drew last, which only the device knows yet
 
 
 @dataclass(frozen=True, slots=True)

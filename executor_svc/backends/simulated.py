@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from executor_svc.backends.base import StepOutput
+from executor_svc.backends.base import AtOnce, StepOutput
 from executor_svc.backends.injected_fault import InjectedFault
 from executor_svc.batch import ForwardBatch
 from executor_svc.errors import ComputeFault, RowFault
@@ -63,7 +63,7 @@ def next_token(
     return mix64(context) % vocab_size
 
 
-class SimulatedBackend:
+class SimulatedBackend(AtOnce):
     name = "simulated"
     device = "none"
 

@@ -9,7 +9,7 @@ import torch
 from executor_svc.backends import cuda, cuda_warm_up
 from executor_svc.backends.cuda import CudaBackend, make_kv
 from executor_svc.backends.cuda_decoder import TritonDecoder
-from executor_svc.backends.cuda_step import NEWEST, StepTensors, TableMirror, arrange
+from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange
 from executor_svc.backends.cuda_warm_up import warm_up_batches
 from executor_svc.batch import ForwardBatch, build_batch
 from executor_svc.kv_cache import KVPool
@@ -17,7 +17,7 @@ from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import TorchDecoder
 from executor_svc.model.weights import WeightSource
-from executor_svc.rows import RowTable
+from executor_svc.rows import NEWEST, RowTable
 from executor_svc.sampler import Sampler
 from kernels import attention_decode, attention_shared
 from protos.stepwire.wire.v1 import step_pb2

@@ -60,3 +60,28 @@ def test_idle_and_unheard_or_busy_and_heard_goes_on(scheduler):
     assert not statuses
     assert heart.scheduler_boot_id == 9
     heart.stop()
+
+
+def test_a_step_behind_one_that_ended_is_under_way(scheduler):
+    """Two steps launched, one answered: what hangs then is the second, and its beats say so."""
+    context, socket, settings = scheduler
+    ended, statuses = threading.Event(), []
+    heart = Heart(context, settings, 7, lambda status: (statuses.append(status), ended.set()))
+    heart.step_began(3)
+    heart.step_began(4)
+    heart.step_ended()
+    heart.start()
+    assert hear(socket)[1].step_id == 4
+    assert ended.wait(LIMIT_S)
+    heart.stop()
+    idle = Heart(context, settings, 8, statuses.append)
+    for begin in (5, 6):
+        idle.step_began(begin)
+    for _ in range(2):
+        idle.step_ended()
+    idle.start()
+    while (beat := hear(socket)[1]).instance_id != 8:
+        pass
+    assert (beat.step_id, beat.busy_ms) == (6, 0)
+    idle.stop()
+    assert statuses == [EXIT_HUNG]

@@ -23,7 +23,7 @@ class MemoryLink:
         self.kinds: list[int] = []
         self.serving = False
 
-    def receive(self) -> object | None:
+    def receive(self, timeout_s: float | None = None) -> object | None:
         while self.events:
             event = self.events.pop(0)
             if isinstance(event, EpochStarted):
@@ -34,6 +34,9 @@ class MemoryLink:
 
     def send_result(self, result: step_pb2.StepResult) -> None:
         self.sent.append(result)
+
+    def drop_result(self) -> None:
+        raise AssertionError("nothing is under way when an epoch ends")
 
     def fault(self, message: str, kind: int) -> None:
         self.serving = False
