@@ -19,7 +19,7 @@ class Told:
         self._events = list(events)
         self.results: list[step_pb2.StepResult] = []
 
-    def receive(self):
+    def receive(self, timeout_s=None):
         return self._events.pop(0) if self._events else None
 
     def send_result(self, result):
