@@ -1,7 +1,8 @@
 """One frame of `stepwire top` as lines that fit the terminal. Pure: a state and a size in, lines out.
 
 Colours are of the 16 that every terminal has, chosen by its owner for his background; whatever a colour says, a
-character or a word says too. The map's characters grow denser with what a block holds: free, cached, owned, shared.
+character or a word says too. Words have no colour, and blue is the bright one: old palettes make cyan words unreadable
+on white and plain blue on black. The map's characters grow denser with what a block holds: free, cached, owned, shared.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,8 +20,8 @@ LABEL = 10
 SPARKS = "▁▂▃▄▅▆▇█"
 FILLED, EMPTY = "━", "╌"
 # Character and style of a block's state.
-MAP = {"free": ("·", "dim"), "cached": ("░", "blue"), "owned": ("▒", "green"), "shared": ("█", "magenta")}
-PARTS = (("plan", "▓", "magenta"), ("commit", "▒", "cyan"), ("wire", "░", "blue"), ("device", "█", "green"))
+MAP = {"free": ("·", "dim"), "cached": ("░", "bright_blue"), "owned": ("▒", "green"), "shared": ("█", "magenta")}
+PARTS = (("plan", "▓", "magenta"), ("commit", "▒", "cyan"), ("wire", "░", "bright_blue"), ("device", "█", "green"))
 HEADING = "bold"
 
 
@@ -222,7 +223,7 @@ def _row(columns: pb.Sequences, i: int, state: State, place: int, widths: tuple[
     line.append(
         f"{_short(columns.request_ids[i], named):{named}} {_short(columns.tenants[i] or '-', tenant):{tenant}} "
     )
-    line.append(f"{doing:8}", "" if doing == "decode" else "cyan")
+    line.append(f"{doing:8}")
     line.append(FILLED * filled, "green" if doing == "decode" else "cyan")
     line.append(EMPTY * (bar - filled), "dim")
     line.append(

@@ -184,7 +184,7 @@ def test_the_map_says_in_characters_what_it_says_in_colours():
 def test_colours_are_of_the_sixteen():
     styles = {span.style for name in STATES for line in draw(STATES[name](), 160, 48) for span in line.spans}
     words = {word for style in styles for word in str(style).split()}
-    assert words <= {"bold", "dim", "reverse", "red", "green", "blue", "magenta", "cyan"}
+    assert words <= {"bold", "dim", "reverse", "red", "green", "bright_blue", "magenta", "cyan"}
 
 
 def test_a_clients_names_are_not_trusted_with_the_terminal():
