@@ -137,6 +137,7 @@ def _latencies(state: State, snapshot: pb.Snapshot, width: int) -> Iterator[Text
 
 
 def _blocks(snapshot: pb.Snapshot, width: int, height: int) -> list[Text]:
+    """The map in at most `height` lines, between its heading and the sharers."""
     blocks = snapshot.blocks
     numbers = {"shared": blocks.shared, "owned": blocks.owned - blocks.shared, "cached": blocks.cached}
     numbers["free"] = blocks.free
@@ -145,17 +146,15 @@ def _blocks(snapshot: pb.Snapshot, width: int, height: int) -> list[Text]:
         Text.assemble((f" {MAP[name][0]} ", MAP[name][1]), f"{name} {count:,} ") for name, count in numbers.items()
     ]
     cells = grouped(np.frombuffer(blocks.cells, np.uint8), (width - 2) * height)
-    per_cell = -(-blocks.total // max(1, len(cells)))
-    if per_cell > 1:
-        words.append(Text(f"  {per_cell} a character", "dim"))
     lines = [_as_fits(heading, words, width)]
-    for start in range(0, height * (width - 2), width - 2):
+    for start in range(0, len(cells), width - 2):
         line = Text(" ")
         for name, run in _runs(cells[start : start + width - 2]):
             glyph, style = MAP[name]
             line.append(glyph * run, style)
         lines.append(line)
-    return [*lines, _sharers(snapshot, width), Text()]
+    per_cell = -(-blocks.total // max(1, len(cells)))
+    return [*lines, _sharers(snapshot, width, per_cell), Text()]
 
 
 def _runs(cells: np.ndarray) -> Iterator[tuple[str, int]]:
@@ -166,8 +165,8 @@ def _runs(cells: np.ndarray) -> Iterator[tuple[str, int]]:
             yield {FREE: "free", CACHED: "cached", OWNED: "owned"}.get(int(part[0]), "shared"), len(part)
 
 
-def _sharers(snapshot: pb.Snapshot, width: int) -> Text:
-    line = Text(" ")
+def _sharers(snapshot: pb.Snapshot, width: int, per_cell: int) -> Text:
+    line = Text(f" a character is {per_cell} blocks; " if per_cell > 1 else " ")
     line.append("most shared: " if snapshot.shared else "no prefix is shared by running sequences")
     for i, one in enumerate(snapshot.shared):
         words = f"{'; ' if i else ''}{one.num_blocks} blocks by {one.num_sequences} ({_short(one.request_id, 12)})"
