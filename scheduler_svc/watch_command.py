@@ -19,6 +19,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     record: Annotated[str, typer.Option("--record", metavar="FILE.svg", help="Draw one frame into a file.")] = "",
     size: Annotated[str, typer.Option("--size", metavar="WxH", help="Of that frame, as in 100x30.")] = "",
+    after: Annotated[float, typer.Option("--after", min=1, max=600, help="Seconds to watch before that frame.")] = 1,
     story: Annotated[str, typer.Option("--story", metavar="REQUEST", help="Print what happened to one.")] = "",
     api_key: ApiKey = "",
     tls_ca: TlsCa = "",
@@ -35,7 +36,7 @@ def top(
     if story:
         print("\n".join(view.story(address, story, access)))
     elif once or record:
-        view.once(address, access, size=_size(size), record=_picture(record))
+        view.once(address, access, size=_size(size), record=_picture(record), after_s=after)
     else:
         view.live(address, interval, access)
 

@@ -23,7 +23,6 @@ from scheduler_svc.errors import StartupError
 
 RETRY_S = 1.0
 ANSWER_TIMEOUT_S = 10.0
-ONCE_SNAPSHOTS = 3
 ONCE_INTERVAL_MS = 500
 UP, DOWN, ENTER, ESCAPE = "up", "down", "enter", "escape"
 KEYS = {"\x1b[A": UP, "\x1bOA": UP, "k": UP, "\x1b[B": DOWN, "\x1bOB": DOWN, "j": DOWN, "\r": ENTER, "\n": ENTER}
@@ -164,9 +163,11 @@ def keys(pressed: Callable[[str], None]) -> Iterator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def once(address: str, access: Access = OPEN, *, size: tuple[int, int] | None, record: Path | None) -> None:
-    """One frame to stdout, or as a picture (SVG) to `record`. Rates need more than one snapshot: it takes a second."""
-    state = asyncio.run(_once(address, access))
+def once(
+    address: str, access: Access = OPEN, *, size: tuple[int, int] | None, record: Path | None, after_s: float = 1.0
+) -> None:
+    """One frame to stdout, or as a picture (SVG) to `record`. Rates need more than one snapshot: a second at least."""
+    state = asyncio.run(_once(address, access, num_snapshots=1 + round(1000 * after_s / ONCE_INTERVAL_MS)))
     if state.problem:
         raise StartupError(f"{address}: {state.problem}")
     console = Console()
@@ -186,13 +187,13 @@ def once(address: str, access: Access = OPEN, *, size: tuple[int, int] | None, r
         raise StartupError(f"cannot write {record}: {error.strerror}") from None
 
 
-async def _once(address: str, access: Access) -> State:
+async def _once(address: str, access: Access, num_snapshots: int) -> State:
     top = Top(address, access, interactive=False)
     async with aio_channel(address, access) as channel:
         heard = 0
         async for _ in watch(AdminServiceStub(channel), top, ONCE_INTERVAL_MS):
             heard += 1
-            if heard == ONCE_SNAPSHOTS or top.state.problem:
+            if heard == num_snapshots or top.state.problem:
                 break
     return top.state
 

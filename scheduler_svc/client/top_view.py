@@ -1,7 +1,8 @@
 """One frame of `stepwire top` as lines that fit the terminal. Pure: a state and a size in, lines out.
 
 Colours are of the 16 that every terminal has, chosen by its owner for his background; whatever a colour says, a
-character or a word says too. The map's characters grow denser with what a block holds: free, cached, owned, shared.
+character or a word says too. Words have no colour, and blue is the bright one: old palettes make cyan words unreadable
+on white and plain blue on black. The map's characters grow denser with what a block holds: free, cached, owned, shared.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,8 +20,8 @@ LABEL = 10
 SPARKS = "▁▂▃▄▅▆▇█"
 FILLED, EMPTY = "━", "╌"
 # Character and style of a block's state.
-MAP = {"free": ("·", "dim"), "cached": ("░", "blue"), "owned": ("▒", "green"), "shared": ("█", "magenta")}
-PARTS = (("plan", "▓", "magenta"), ("commit", "▒", "cyan"), ("wire", "░", "blue"), ("device", "█", "green"))
+MAP = {"free": ("·", "dim"), "cached": ("░", "bright_blue"), "owned": ("▒", "green"), "shared": ("█", "magenta")}
+PARTS = (("plan", "▓", "magenta"), ("commit", "▒", "cyan"), ("wire", "░", "bright_blue"), ("device", "█", "green"))
 HEADING = "bold"
 
 
@@ -136,6 +137,7 @@ def _latencies(state: State, snapshot: pb.Snapshot, width: int) -> Iterator[Text
 
 
 def _blocks(snapshot: pb.Snapshot, width: int, height: int) -> list[Text]:
+    """The map in at most `height` lines, between its heading and the sharers."""
     blocks = snapshot.blocks
     numbers = {"shared": blocks.shared, "owned": blocks.owned - blocks.shared, "cached": blocks.cached}
     numbers["free"] = blocks.free
@@ -144,17 +146,15 @@ def _blocks(snapshot: pb.Snapshot, width: int, height: int) -> list[Text]:
         Text.assemble((f" {MAP[name][0]} ", MAP[name][1]), f"{name} {count:,} ") for name, count in numbers.items()
     ]
     cells = grouped(np.frombuffer(blocks.cells, np.uint8), (width - 2) * height)
-    per_cell = -(-blocks.total // max(1, len(cells)))
-    if per_cell > 1:
-        words.append(Text(f"  {per_cell} a character", "dim"))
     lines = [_as_fits(heading, words, width)]
-    for start in range(0, height * (width - 2), width - 2):
+    for start in range(0, len(cells), width - 2):
         line = Text(" ")
         for name, run in _runs(cells[start : start + width - 2]):
             glyph, style = MAP[name]
             line.append(glyph * run, style)
         lines.append(line)
-    return [*lines, _sharers(snapshot, width), Text()]
+    per_cell = -(-blocks.total // max(1, len(cells)))
+    return [*lines, _sharers(snapshot, width, per_cell), Text()]
 
 
 def _runs(cells: np.ndarray) -> Iterator[tuple[str, int]]:
@@ -165,8 +165,8 @@ def _runs(cells: np.ndarray) -> Iterator[tuple[str, int]]:
             yield {FREE: "free", CACHED: "cached", OWNED: "owned"}.get(int(part[0]), "shared"), len(part)
 
 
-def _sharers(snapshot: pb.Snapshot, width: int) -> Text:
-    line = Text(" ")
+def _sharers(snapshot: pb.Snapshot, width: int, per_cell: int) -> Text:
+    line = Text(f" a character is {per_cell} blocks; " if per_cell > 1 else " ")
     line.append("most shared: " if snapshot.shared else "no prefix is shared by running sequences")
     for i, one in enumerate(snapshot.shared):
         words = f"{'; ' if i else ''}{one.num_blocks} blocks by {one.num_sequences} ({_short(one.request_id, 12)})"
@@ -222,7 +222,7 @@ def _row(columns: pb.Sequences, i: int, state: State, place: int, widths: tuple[
     line.append(
         f"{_short(columns.request_ids[i], named):{named}} {_short(columns.tenants[i] or '-', tenant):{tenant}} "
     )
-    line.append(f"{doing:8}", "" if doing == "decode" else "cyan")
+    line.append(f"{doing:8}")
     line.append(FILLED * filled, "green" if doing == "decode" else "cyan")
     line.append(EMPTY * (bar - filled), "dim")
     line.append(

@@ -17,7 +17,24 @@ from scheduler_svc.cli import app
 from tests.architecture.source import ROOT
 
 # What other people's tools are called by; their options are theirs.
-FOREIGN = {"smg", "vllm-router", "envoy", "buf", "npm", "node", "kubectl", "pip", "export", "openssl", "git", "curl"}
+FOREIGN = {
+    *(
+        "smg",
+        "vllm-router",
+        "envoy",
+        "buf",
+        "npm",
+        "node",
+        "kubectl",
+        "pip",
+        "openssl",
+        "git",
+        "curl",
+        "jq",
+        "promtool",
+    ),
+    *("cosign", "syft", "grype", "sha256sum", "export", "cd", "echo", "cat", "head", "tail", "kill", "wait"),
+}
 SERVICES = {"scheduler": "scheduler_svc", "executor": "executor_svc", "frontend": "scheduler_svc.frontend"}
 
 
@@ -38,11 +55,23 @@ def commands() -> Iterator[Command]:
     for page in pages():
         for block in re.findall(r"^ *```sh\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE):
             for line in re.sub(r"\\\n", " ", block).splitlines():
-                words = [word for word in shlex.split(line, comments=True) if word != "&"]
-                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                    del words[0]
-                if words:
-                    yield Command(str(page.relative_to(ROOT)), tuple(words))
+                for words in simple_commands(line):
+                    yield Command(str(page.relative_to(ROOT)), words)
+
+
+def simple_commands(line: str) -> Iterator[tuple[str, ...]]:
+    """Those of a pipe or a list, without variables in front and without where their output goes."""
+    words: list[str] = []
+    rest = iter([*shlex.split(line, comments=True), ";"])
+    for word in rest:
+        if word in (">", ">>", "<", "2>"):
+            next(rest)
+        elif word in ("|", "||", "&&", "&", ";"):
+            if words:
+                yield tuple(words)
+            words = []
+        elif words or not re.fullmatch(r"[A-Z_]+=.*", word):
+            words.append(word)
 
 
 def fault(command: Command) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos import reference
-from tests.architecture.commands import Command, commands, fault, pages
+from tests.architecture.commands import Command, commands, fault, pages, simple_commands
 from tests.architecture.source import ROOT, tracked_files
 
 each_page = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -83,7 +83,7 @@ def is_there(name: str) -> bool:
 @each_page
 def test_names_of_code_exist(page: Path):
     """`function()`, `ClassName`, `CONSTANT_NAME` and `some_name` are somewhere in the source, as whole words."""
-    kinds = r"\w+\(\)|[A-Z][a-z]+[A-Z]\w+|[A-Z]+_[A-Z_]+|_?[a-z]+_[a-z_]+"
+    kinds = r"\w+\(\)|[A-Z][a-z]+[A-Z]\w+|(?!OTEL_)[A-Z]+_[A-Z_]+|_?[a-z]+_[a-z_]+"
     words = {name.removesuffix("()") for name in names(page) if re.fullmatch(kinds, name)}
     known = words_of_the_source()
     assert sorted(word for word in words if word not in known and not is_metric(word, known)) == []
@@ -97,6 +97,15 @@ def is_metric(word: str, known: frozenset[str]) -> bool:
 @each_command
 def test_commands_can_be_given(command: Command):
     assert fault(command) == ""
+
+
+def test_a_line_of_several_commands():
+    line = "A=1 stepwire health && echo x | .venv/bin/stepwire generate - > out.txt &  # a comment; really"
+    assert list(simple_commands(line)) == [
+        ("stepwire", "health"),
+        ("echo", "x"),
+        (".venv/bin/stepwire", "generate", "-"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,15 @@ def test_what_the_readme_says_first(serve):
     done = [words for words in said if words[0] in ("health", "generate")]
     assert len(done) == 2
     for words in done:
-        result = CliRunner().invoke(app, list(words), env={"STEPWIRE_ADDRESS": serve.addresses[0]})
-        assert (result.exit_code, bool(result.output.strip())) == (0, True), words
+        limit = time.monotonic() + LIMIT_S
+        while not succeeds(words, serve.addresses[0]):  # a busy machine may be NOT_SERVING for a moment
+            assert time.monotonic() < limit, words
+
+
+def succeeds(words: tuple[str, ...], address: str) -> bool:
+    result = CliRunner().invoke(app, list(words), env={"STEPWIRE_ADDRESS": address})
+    print(words, result.exit_code, result.output)
+    return result.exit_code == 0 and bool(result.output.strip())
 
 
 def test_the_python_of_the_readme(serve, tmp_path):

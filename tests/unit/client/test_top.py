@@ -181,10 +181,23 @@ def test_the_map_says_in_characters_what_it_says_in_colours():
     assert len({glyph for glyph, _ in top_view.MAP.values()}) == 4
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_map_is_whole_and_no_longer_than_it_needs(size):
+    """Where a character stands for several blocks, that is said."""
+    width, height = size
+    for total in (1, 70, 455, 5000):
+        lines = [line.plain for line in draw(State("h:1", busy(total, 3, 0), RATES, [], "m"), width, height)]
+        first = next(i for i, line in enumerate(lines) if line.startswith("KV blocks")) + 1
+        last = next(i for i, line in enumerate(lines) if "most shared" in line)
+        assert all(line.strip() for line in lines[first:last])
+        per_cell = -(-total // sum(len(line) - 1 for line in lines[first:last]))
+        assert (f"a character is {per_cell} blocks" in lines[last]) == (per_cell > 1)
+
+
 def test_colours_are_of_the_sixteen():
     styles = {span.style for name in STATES for line in draw(STATES[name](), 160, 48) for span in line.spans}
     words = {word for style in styles for word in str(style).split()}
-    assert words <= {"bold", "dim", "reverse", "red", "green", "blue", "magenta", "cyan"}
+    assert words <= {"bold", "dim", "reverse", "red", "green", "bright_blue", "magenta", "cyan"}
 
 
 def test_a_clients_names_are_not_trusted_with_the_terminal():
