@@ -9,7 +9,7 @@ STREAMS ?= 20000
 PACKAGING := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-compose sim chaos soak coverage check gen lock bench clean
+.PHONY: help install serve test test-compose sim chaos soak coverage check gen lock sbom bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -52,6 +52,9 @@ gen: $(VENV)/.installed-dev  ## regenerate the code beside the .proto files, and
 
 lock: $(VENV)/.installed-dev  ## the hash-pinned lists that the images are built from
 	UV=$(BIN)/uv deploy/locks/lock.sh
+
+sbom: $(VENV)/.installed-dev  ## what is in the images: CycloneDX and licences, in dist/sbom
+	$(BIN)/python deploy/sbom.py
 
 bench: $(VENV)/.installed-dev  ## continuous batching against one by one and static batches
 	$(BIN)/python -m benchmarks.batching $(ARGS)

@@ -80,3 +80,16 @@ def test_images_install_what_is_tested_together(extra):
     names = [name for match in wanted for name in re.findall(r'"([A-Za-z0-9_.-]+?)\s*[><=;\["]', match[1])]
     missing = {re.sub(r"[-_.]+", "-", name).lower() for name in names} - set(lock) - {"torch", "triton"}
     assert missing == set()
+
+
+SECRET = re.compile(r"(KEY|SECRET|TOKEN|PASSWORD)S?$")
+
+
+def test_secrets_are_files_never_variables():
+    """Who lists processes or inspects a container reads its environment."""
+    for name, service in SERVICES.items():
+        variables = service.get("environment", {})
+        assert [v for v in variables if SECRET.search(v) and not v.endswith("_FILE")] == [], name
+    for path in (ROOT / "deploy" / "k8s").rglob("*.yaml"):
+        assert "secretKeyRef" not in path.read_text(), path
+        assert "envFrom" not in path.read_text(), path
