@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_peers import attention, transformers_batching
+from benchmarks.gpu_serving import serving
 from benchmarks.gpu_step import decode_step
 from kernels import reference
 from kernels.attention_decode import DecodeWorkspace, decode_attention, num_splits
@@ -113,23 +115,27 @@ def decode(bench: Bench) -> None:
     sizes = [(1, 4096), (1, 65536), (8, 4096), (8, 16384), (32, 4096), (64, 1024), (64, 4096), (128, 4096), (256, 1024)]
     for shape in bench.pick([LLAMA_8B, SMOLLM], [(3, 1, 64)]):
         for dtype in dtypes:
-            for rows, length in bench.pick(sizes, [(2, 20)]):
+            for rows, length in bench.within(bench.pick(sizes, [(2, 20)])):
                 run, made = decode_case(bench, shape, rows, length, dtype)
                 bytes_read = 2 * rows * length * shape[1] * (shape[2] * dtype.itemsize + 4 * (dtype in QUANT_LIMIT))
                 del made
                 rate = bytes_read / bench.seconds(run)
+                name = str(dtype).removeprefix("torch.")
                 bench.add(
                     "decode",
-                    f"{shape} {str(dtype).removeprefix('torch.')} B={rows} L={length}",
-                    GB_s=round(rate / 1e9, 1),
+                    f"{shape} {name} B={rows} L={length}",
+                    GB_s=bench.figure(rate / 1e9),
                     of_copy=f"{rate / bench.copy_rate:.0%}" if not bench.dry else "-",
+                    plot="decode",
+                    label=f"D={shape[2]} {name}",
+                    at=rows * length,
                 )
 
 
 def prefill(bench: Bench) -> None:
     for shape in bench.pick([LLAMA_8B, SMOLLM], [(3, 1, 64)]):
-        q_heads, kv_heads, head_size = shape
-        for length in bench.pick([512, 1024, 2048, 4096, 8192, 16384], [33]):
+        q_heads, _, head_size = shape
+        for length in bench.within(bench.pick([512, 1024, 2048, 4096, 8192, 16384], [33])):
             rows = max(1, (16384 if not bench.dry else 33) // length)
             kv = make_kv(bench, shape, rows * -(-length // BLOCK_SIZE) * BLOCK_SIZE, bench.dtype)
             q = bench.random(rows * length, q_heads, head_size)
@@ -146,15 +152,9 @@ def prefill(bench: Bench) -> None:
             spec = AttentionSpec(head_size**-0.5)
             flop = 2 * q_heads * head_size * rows * length**2
             ours = flop / bench.seconds(partial(prefill_attention, q, kv, spec, **arguments))
-            dense = [bench.random(rows, heads, length, head_size) for heads in (q_heads, kv_heads, kv_heads)]
-            sdpa = torch.nn.functional.scaled_dot_product_attention
-            theirs = flop / bench.seconds(partial(sdpa, dense[0], dense[1], dense[2], is_causal=True, enable_gqa=True))
-            bench.add(
-                "prefill",
-                f"{shape} B={rows} S={length} causal",
-                TFLOP_s=round(ours / 1e12, 1),
-                torch_sdpa_dense=round(theirs / 1e12, 1),
-            )
+            figures = {"plot": "prefill", "label": f"D={head_size}", "at": length}
+            what = f"{shape} B={rows} S={length} causal"
+            bench.add("prefill", what, TFLOP_s=bench.figure(ours / 1e12), **figures)
 
 
 def elementwise(bench: Bench) -> None:
@@ -187,7 +187,7 @@ def softmax_and_sort(logits: torch.Tensor) -> torch.Tensor:
 
 def sampling(bench: Bench) -> None:
     for vocab in bench.pick([49152, 128256], [300]):
-        for rows in bench.pick([1, 16, 64, 256], [2]):
+        for rows in bench.within(bench.pick([1, 16, 64, 256], [2])):
             logits = 4 * torch.randn((rows, vocab), device=bench.device)
             integers = torch.zeros(rows, dtype=torch.int32, device=bench.device)
             scratch = torch.empty((rows, CANDIDATES), device=bench.device)
@@ -213,12 +213,16 @@ def sampling(bench: Bench) -> None:
             bench.add("sampling", f"torch softmax and sort {rows} x {vocab}", us=round(1e6 * sort, 1))
 
 
-SECTIONS: dict[str, Callable[[Bench], None]] = {
-    "ceilings": ceilings,
-    "correctness": correctness,
-    "decode": decode,
-    "prefill": prefill,
-    "elementwise": elementwise,
-    "sampling": sampling,
-    "step": decode_step,
+# Seconds that each may take: what has not begun by then is left out. Together under ten minutes.
+SECTIONS: dict[str, tuple[Callable[[Bench], None], float]] = {
+    "ceilings": (ceilings, 15),
+    "correctness": (correctness, 60),
+    "decode": (decode, 90),
+    "prefill": (prefill, 60),
+    "attention": (attention, 60),
+    "elementwise": (elementwise, 15),
+    "sampling": (sampling, 45),
+    "step": (decode_step, 60),
+    "serving": (serving, 75),
+    "peers": (transformers_batching, 60),
 }

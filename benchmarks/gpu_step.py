@@ -5,8 +5,9 @@ from functools import partial
 import torch
 
 from benchmarks.gpu_bench import Bench
-from executor_svc.backends.cuda import CudaBackend, decode_layout, kv_block_bytes, make_kv
+from executor_svc.backends.cuda import CudaBackend, decode_layout
 from executor_svc.backends.cuda_decoder import TritonDecoder
+from executor_svc.backends.cuda_memory import kv_block_bytes, make_kv
 from executor_svc.backends.cuda_step import StepTensors
 from executor_svc.graphs import GraphKey
 from executor_svc.model.config import ModelConfig
@@ -81,7 +82,7 @@ class RandomWeights(WeightSource):
         """Nothing was opened."""
 
 
-def make_backend(bench: Bench, rows: int, length: int) -> CudaBackend:
+def make_backend(bench: Bench, rows: int, length: int, *, batched_tokens: int | None = None) -> CudaBackend:
     config = ModelConfig.from_dict(TINY if bench.dry else LLAMA_8B)
     device = torch.device(bench.device)
     decoder = TritonDecoder(RandomWeights(config, bench.device, bench.dtype), dtype=bench.dtype, device=device)
@@ -90,7 +91,7 @@ def make_backend(bench: Bench, rows: int, length: int) -> CudaBackend:
         block_size=16,
         max_num_seqs=rows,
         max_model_len=length,
-        max_num_batched_tokens=rows,
+        max_num_batched_tokens=batched_tokens or rows,
         vocab_size=config.vocab_size,
     )
     kv = make_kv(config, geometry, bench.dtype, device)
@@ -108,10 +109,10 @@ def decode_step(bench: Bench) -> None:
         sum(p.numel() * 2 for layer in backend._decoder.layers for p in _weights(layer))
         + 2 * config.vocab_size * config.hidden_size
     )
-    for rows in bench.pick([1, 8, 32, 64, 128], [2]):
+    for rows in bench.within(bench.pick([1, 8, 32, 64, 128], [2])):
         layout = decode_layout(rows)
         flat = torch.zeros(sum(-(-n // 4) * 4 for n in layout), dtype=torch.int32, device=bench.device)
-        step = StepTensors.of(flat, layout, max_splits=num_splits(length))
+        step = StepTensors.of(flat, layout, all_logits=True, max_splits=num_splits(length))
         _fill(step, length)
         eager = bench.seconds(partial(backend._compute, step))
         read = weights + rows * kv_block_bytes(config, length, torch.bfloat16)

@@ -1,7 +1,8 @@
 """Compiles every kernel to machine code without a device, and reads the machine code: `python -m kernels.aot --json`.
 
 A kernel that spills, misses 16-byte accesses or leaves the tensor cores idle is wrong in a way no numeric test sees.
-One line per kernel, configuration and architecture; the committed `aot_table.json` is what a change has to explain.
+One line per kernel, configuration and architecture; the committed `aot_table.json` is what a change has to explain. It
+holds a table for each version of Triton that is in use: the same configuration spills under one and not under another.
 """
 
 import argparse
@@ -124,7 +125,7 @@ def main() -> int:
     parser.add_argument("--arch", nargs="+", default=[str(arch) for arch in ARCHITECTURES])
     parser.add_argument("--only", default="", help="kernels whose name or configuration contains this")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
-    parser.add_argument("--write", action="store_true", help=f"replace {TABLE.name}")
+    parser.add_argument("--write", action="store_true", help=f"put what was compiled into {TABLE.name}")
     options = parser.parse_args()
     rows, bad = [], 0
     for row, wrong in measure_all(options.arch, options.only):
@@ -142,9 +143,21 @@ def main() -> int:
     return 1 if bad else 0
 
 
+def row_key(row: dict) -> tuple[str, str, str]:
+    return row["arch"], row["kernel"], row["config"]
+
+
 def write_table(rows: list[dict]) -> None:
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    TABLE.write_text(f'{{"triton": "{triton.__version__}", "rows": [\n{lines}\n]}}\n')
+    """Replace this version's rows by those given; what is not in the catalogue goes."""
+    tables = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    known = {row_key(row): row for row in [*tables.get(triton.__version__, []), *rows]}
+    listed = [(str(arch), case.name, case.config) for arch in ARCHITECTURES for case in cases(arch)]
+    tables[triton.__version__] = [known[key] for key in listed if key in known]
+    parts = []
+    for version in sorted(tables):
+        lines = ",\n".join(json.dumps(row) for row in tables[version])
+        parts.append(f'"{version}": [\n{lines}\n]')
+    TABLE.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -61,10 +61,16 @@ _ATTENTION = {
     },
 }
 _EXCEPTIONS = {
-    # Ampere converts bytes in registers it does not have: smaller tiles, or it spills.
+    # Ampere accumulates in registers and converts bytes there: smaller tiles, or it spills.
     (80, "prefill", 128, 1): AttentionConfig(64, 64, 8, 2),
-    # Blackwell accumulates outside the registers: taller tiles cost less there than short ones.
+    (80, "prefill", 128, 2): AttentionConfig(128, 32, 8, 3),
+    # Blackwell accumulates outside the registers: taller tiles cost less there than short ones, and four warps are
+    # all that reach the accumulator; eight leave each thread too few registers.
+    (100, "prefill", 64, 2): AttentionConfig(128, 64, 4, 3),
     (100, "prefill", 256, 2): AttentionConfig(128, 32, 8, 2),
+    # With two stages the compiler allows itself 96 registers and spills the last one of a padded head.
+    (80, "decode", 128, 2): AttentionConfig(16, 64, 4, 3),
+    (100, "decode", 128, 2): AttentionConfig(16, 64, 4, 3),
 }
 
 # The interpreter's cost is per operation, hardly per element; and any tile must divide what the tests cut at.

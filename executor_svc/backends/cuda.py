@@ -16,6 +16,7 @@ import triton
 
 from executor_svc.backends.base import StepOutput
 from executor_svc.backends.cuda_decoder import AttentionStep, SharedPrefixes, TritonDecoder
+from executor_svc.backends.cuda_memory import draft_geometry, kv_block_bytes, kv_budget, make_kv, step_bytes
 from executor_svc.backends.cuda_sampling import (
     DeviceLogprobs,
     DeviceSampler,
@@ -25,12 +26,12 @@ from executor_svc.backends.cuda_sampling import (
     upload,
 )
 from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange, is_decode_only, splits_needed
-from executor_svc.backends.cuda_warm_up import warm_up_batches
+from executor_svc.backends.cuda_warm_up import warm_up_batches, widest_batch
 from executor_svc.backends.weights_report import report
 from executor_svc.batch import ForwardBatch
 from executor_svc.config import Dtype, ExecutorConfig, KVDtype
 from executor_svc.errors import StartupError
-from executor_svc.geometry import Defaults, Memory, show_bytes, size_pool
+from executor_svc.geometry import Defaults, Memory, size_pool
 from executor_svc.graphs import GraphKey, GraphTable
 from executor_svc.identity import fingerprint
 from executor_svc.model.checkpoint import Checkpoint
@@ -42,7 +43,7 @@ from kernels import attention_shared
 from kernels.attention_decode import DecodeWorkspace, num_splits
 from kernels.attention_prefill import block_q_for
 from kernels.blocks import copy_blocks
-from kernels.paged import QUANT_LIMIT, SPLIT, PagedKV
+from kernels.paged import SPLIT, PagedKV
 from protos.stepwire.wire.v1 import step_pb2
 
 # Bytes of keys and values that are read in the time by which launching a step eagerly is slower: about a millisecond.
@@ -135,13 +136,12 @@ class CudaBackend:
         if batch.scoring is not None:
             scores = self._score(logits, batch.scoring)
             logits = logits[upload(batch.scoring.others, self._where)]
-            if not len(logits):
-                empty = torch.empty(0, dtype=torch.int32, device=self._where)
-                return self._send(empty, None, batch.sampling.rows, [], scores)
-        tokens, logprobs, faults = self._sampler.draw(logits, batch.sampling)
         sampled = batch.sampling.rows
-        if len(sampled):
-            self._newest[upload(sampled.astype(np.int64), self._where)] = tokens
+        if not len(sampled):
+            nothing = torch.empty(0, dtype=torch.int32, device=self._where)
+            return self._send(nothing, None, sampled, [], scores)
+        tokens, logprobs, faults = self._sampler.draw(logits, batch.sampling)
+        self._newest[upload(sampled.astype(np.int64), self._where)] = tokens
         return self._send(tokens, logprobs, sampled, faults, scores)
 
     def _score(self, logits: torch.Tensor, scoring: Scoring) -> tuple[DeviceLogprobs, Scoring]:
@@ -162,7 +162,8 @@ class CudaBackend:
         if found is None or shared is not None:
             arrays = arrange(batch, block_q=self._block_q)
             flat = upload(arrays.flat(), self._where)
-            return self._compute(StepTensors.of(flat, arrays.layout(), max_splits=splits), shared)
+            step = StepTensors.of(flat, arrays.layout(), all_logits=arrays.all_logits, max_splits=splits)
+            return self._compute(step, shared)
         key, recording = found
         recording.flat.copy_(upload(arrange(batch, block_q=self._block_q, pad_to=key.num_rows).flat(), self._where))
         recording.replay()
@@ -251,7 +252,7 @@ class CudaBackend:
         """(flat, its views) of a decode step in which nobody attends to or stores anything."""
         layout = decode_layout(num_rows)
         flat = torch.zeros(sum(-(-length // 4) * 4 for length in layout), dtype=torch.int32, device=self._where)
-        step = StepTensors.of(flat, layout, max_splits=max_splits)
+        step = StepTensors.of(flat, layout, all_logits=True, max_splits=max_splits)
         step.slots.fill_(-1)
         return flat, step
 
@@ -294,18 +295,11 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
     with startup.phase("loading weights"):
         decoder = TritonDecoder(WeightSource(Checkpoint(config.model), model), dtype=dtype, device=where)
         torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
     sizes = config.sizes
-    rows = sizes.max_num_seqs or CUDA_DEFAULTS.max_num_seqs
-    tokens = sizes.max_num_batched_tokens or CUDA_DEFAULTS.max_num_batched_tokens
-    aside = working_bytes(model, rows, tokens, sizes.max_model_len or model.max_position)
-    budget = free - int(total * (1 - sizes.gpu_memory_utilization)) - aside
-    if budget <= 0:
-        raise StartupError(
-            f"{show_bytes(free)} of device memory are free, {show_bytes(aside)} are needed to compute and "
-            f"--gpu-memory-utilization {sizes.gpu_memory_utilization} leaves nothing for the KV cache: raise it, or "
-            "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
-        )
+    with startup.phase("measuring the widest step"):
+        draft = draft_geometry(sizes, CUDA_DEFAULTS, model)
+        working = step_bytes(lambda: _run_widest(decoder, draft, kv_dtype))
+    budget = kv_budget(*torch.cuda.mem_get_info(), working=working, utilization=sizes.gpu_memory_utilization)
     geometry = size_pool(
         sizes,
         CUDA_DEFAULTS,
@@ -344,32 +338,9 @@ def resolve_types(dtype: Dtype, kv: KVDtype, capability: tuple[int, int]) -> tup
             return weights, weights
 
 
-def kv_block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Of one block over all layers, scales included."""
-    vectors = 2 * model.num_layers * block_size * model.num_kv_heads
-    return vectors * (model.head_dim * dtype.itemsize + (4 if dtype in QUANT_LIMIT else 0))
-
-
-def make_kv(model: ModelConfig, geometry: step_pb2.Geometry, dtype: torch.dtype, where: torch.device) -> list[PagedKV]:
-    """One cache per layer, zeroed, so that what warm-up reads is a number."""
-    shape = (geometry.num_blocks, geometry.block_size, model.num_kv_heads, model.head_dim)
-    layers = [PagedKV.empty(shape, dtype, where) for _ in range(model.num_layers)]
-    for layer in layers:
-        layer.cache.zero_()
-        if layer.scale is not None:
-            layer.scale.zero_()
-    return layers
-
-
-def working_bytes(model: ModelConfig, rows: int, tokens: int, max_model_len: int) -> int:
-    """Device memory that steps need beside weights and KV: what lives for ever, and the widest moment of a layer."""
-    splits = num_splits(max_model_len)
-    workspace = rows * model.num_heads * splits * (model.head_dim + 1) * 4
-    sampling = rows * model.vocab_size * 4 * 4  # counts, logits, their bfloat16 source, and room for one more copy
-    widest = max(2 * model.intermediate_size + model.intermediate_size, 2 * model.q_size + 2 * model.kv_size)
-    activations = tokens * (widest + 4 * model.hidden_size) * 4
-    libraries = 1 << 30  # cuBLAS workspaces, graphs, the context's growth
-    return workspace + sampling + activations + libraries
+def _run_widest(decoder: TritonDecoder, draft: step_pb2.Geometry, kv_dtype: torch.dtype) -> None:
+    kv = make_kv(decoder.config, draft, kv_dtype, decoder.device)
+    CudaBackend(decoder, kv, draft, step_pb2.ModelIdentity(), "").run(widest_batch(draft))
 
 
 def _name(dtype: torch.dtype) -> str:

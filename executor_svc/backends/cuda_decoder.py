@@ -75,7 +75,7 @@ class TritonDecoder:
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Float32 logits [S, vocab] of the tokens in `logits_index` (all tokens when it is empty), in `out` if given.
+        """Float32 logits [S, vocab] of the tokens in `logits_index` (of all when it is None), in `out` if given.
 
         newest  int32 [rows]: the token each row drew last, for token ids that only the device knows
         """
@@ -90,7 +90,9 @@ class TritonDecoder:
             update = layer(stream, update, attention, kv[layer.index])
         assert update is not None
         stream = stream + update
-        if len(step.logits_index):
+        if step.logits_index is not None:
+            if not len(step.logits_index):
+                return torch.empty((0, self.config.vocab_size), dtype=torch.float32, device=self.device)
             stream = stream[step.logits_index.long()]
         raw = self.head(rms_norm(stream, self.final_norm, self.config.norm_eps))
         logits = raw.float() if out is None else out.copy_(raw)

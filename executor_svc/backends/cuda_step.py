@@ -30,18 +30,22 @@ class StepArrays:
     seq_lens: np.ndarray  # [B], 0 is padding
     cu_seqlens: np.ndarray  # [P + 1], of the tokens from nd on
     work: np.ndarray  # [items * 2]
-    logits_index: np.ndarray  # [S]; empty: every token's logits are wanted, in order
+    logits_index: np.ndarray  # [S], or empty where `all_logits`
+    all_logits: bool  # every token's logits are wanted, in order
 
     @property
     def num_decode(self) -> int:
         return len(self.rows) - len(self.cu_seqlens) + 1
 
+    def _parts(self) -> list[np.ndarray]:
+        return [part for field in fields(self) if isinstance(part := getattr(self, field.name), np.ndarray)]
+
     def layout(self) -> tuple[int, ...]:
-        return tuple(len(getattr(self, field.name)) for field in fields(self))
+        return tuple(len(part) for part in self._parts())
 
     def flat(self) -> np.ndarray:
         """All parts one after another, each padded to 16 bytes."""
-        parts = [getattr(self, field.name) for field in fields(self)]
+        parts = self._parts()
         flat = np.zeros(sum(_padded(len(part)) for part in parts), np.int32)
         begin = 0
         for part in parts:
@@ -62,12 +66,12 @@ class StepTensors:
     seq_lens: torch.Tensor
     cu_seqlens: torch.Tensor
     work: torch.Tensor
-    logits_index: torch.Tensor
+    logits_index: torch.Tensor | None  # None: every token's, in order
     num_decode: int
     max_splits: int
 
     @staticmethod
-    def of(flat: torch.Tensor, layout: tuple[int, ...], *, max_splits: int) -> "StepTensors":
+    def of(flat: torch.Tensor, layout: tuple[int, ...], *, all_logits: bool, max_splits: int) -> "StepTensors":
         views, begin = [], 0
         for length in layout:
             views.append(flat[begin : begin + length])
@@ -82,7 +86,7 @@ class StepTensors:
             seq_lens=seq_lens,
             cu_seqlens=cu_seqlens,
             work=work.view(-1, 2),
-            logits_index=logits_index,
+            logits_index=None if all_logits else logits_index,
             num_decode=len(rows) - len(cu_seqlens) + 1,
             max_splits=max_splits,
         )
@@ -121,6 +125,7 @@ def arrange(batch: ForwardBatch, *, block_q: int, pad_to: int | None = None) -> 
         cu_seqlens=cu_seqlens,
         work=plan_prefill(cu_seqlens, batch.seq_lens[others], block_q).ravel(),
         logits_index=place[batch.logits_index][: 0 if all_sampled else None],
+        all_logits=all_sampled,
     )
     return arrays if pad_to is None else _pad(arrays, pad_to)
 
@@ -143,6 +148,7 @@ def _pad(arrays: StepArrays, num_rows: int) -> StepArrays:
         work=arrays.work,
         # A recording computes every row's logits; who is sampled is chosen outside it.
         logits_index=arrays.logits_index[:0],
+        all_logits=True,
     )
 
 

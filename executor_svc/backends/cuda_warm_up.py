@@ -57,6 +57,23 @@ def warm_up_batches(geometry: step_pb2.Geometry) -> Iterator[ForwardBatch]:
         rows.append(work, np.zeros(int(work.samples.sum()), np.int32))
 
 
+def widest_batch(geometry: step_pb2.Geometry) -> ForwardBatch:
+    """As many tokens and as many drawing rows as a step can have, every rule and report asked for. All in block 0."""
+    rows = RowTable(geometry)
+    num_rows = min(geometry.max_num_seqs, geometry.max_num_batched_tokens)
+    share, extra = divmod(geometry.max_num_batched_tokens, num_rows)
+    plan = step_pb2.StepPlan()
+    counts = [min(share + (row < extra), geometry.max_model_len) for row in range(num_rows)]
+    for row, count in enumerate(counts):
+        blocks = np.zeros(-(-count // geometry.block_size))
+        seated = step_pb2.Admit(row=row, token_ids=_ints(np.zeros(count)), num_prompt_tokens=count)
+        seated.block_ids = _ints(blocks)
+        seated.sampling.CopyFrom(_everything() if geometry.vocab_size >= 3 else GREEDY)
+        plan.admit.append(seated)
+    plan.prefill = _ints(np.array(list(enumerate(counts))))
+    return build_batch(rows, rows.apply(plan))
+
+
 def _fits(geometry: step_pb2.Geometry, row: int, known: int) -> bool:
     # Room for the token that each later step adds.
     longest = min(geometry.max_model_len, geometry.num_blocks * geometry.block_size)

@@ -14,20 +14,23 @@ from kernels import aot
 from kernels.catalogue import Case, cases
 from kernels.configs import ARCHITECTURES
 
-TABLE = json.loads(aot.TABLE.read_text())
-ROWS = {(row["arch"], row["kernel"], row["config"]): row for row in TABLE["rows"]}
+TABLES = {
+    version: {aot.row_key(row): row for row in rows} for version, rows in json.loads(aot.TABLE.read_text()).items()
+}
 CASES: dict[tuple[str, str, str], Case] = {
     (str(arch), case.name, case.config): case for arch in ARCHITECTURES for case in cases(arch)
 }
 
 
-def test_the_table_lists_the_catalogue() -> None:
-    assert set(ROWS) == set(CASES)
-    assert len(ROWS) == len(TABLE["rows"])
+@pytest.mark.parametrize("version", sorted(TABLES))
+def test_the_table_lists_the_catalogue(version: str) -> None:
+    assert list(TABLES[version]) == list(CASES)
 
 
-def test_no_row_breaks_a_rule() -> None:
-    assert {key: aot.complaints(row, CASES[key]) for key, row in ROWS.items() if aot.complaints(row, CASES[key])} == {}
+@pytest.mark.parametrize("version", sorted(TABLES))
+def test_no_row_breaks_a_rule(version: str) -> None:
+    wrong = {key: aot.complaints(row, CASES[key]) for key, row in TABLES[version].items()}
+    assert {key: complaints for key, complaints in wrong.items() if complaints} == {}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +39,9 @@ def test_no_row_breaks_a_rule() -> None:
 def test_a_sample_still_compiles_to_what_the_table_says(
     arch: str, kernel: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if triton.__version__ != TABLE["triton"]:
-        pytest.skip(f"the table was made by triton {TABLE['triton']}, this is {triton.__version__}")
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     key = next(key for key in CASES if key[:2] == (arch, kernel) and key[2].startswith(config))
-    assert aot.measure(CASES[key], arch) == ROWS[key]
+    row = aot.measure(CASES[key], arch)
+    assert aot.complaints(row, CASES[key]) == []
+    # Another version of Triton makes other machine code; the rules hold for it all the same.
+    assert row == TABLES.get(triton.__version__, {key: row})[key]

@@ -7,17 +7,19 @@ import pytest
 import torch
 
 from executor_svc.backends import cuda, cuda_warm_up
-from executor_svc.backends.cuda import CudaBackend, make_kv
+from executor_svc.backends.cuda import CudaBackend
 from executor_svc.backends.cuda_decoder import TritonDecoder
+from executor_svc.backends.cuda_memory import make_kv
 from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange
-from executor_svc.backends.cuda_warm_up import warm_up_batches
+from executor_svc.backends.cuda_warm_up import warm_up_batches, widest_batch
 from executor_svc.batch import ForwardBatch, build_batch
+from executor_svc.errors import NotFinite
 from executor_svc.kv_cache import KVPool
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import TorchDecoder
 from executor_svc.model.weights import WeightSource
-from executor_svc.rows import NEWEST, RowTable
+from executor_svc.rows import NEWEST, NO_NUMBER, RowTable
 from executor_svc.sampler import Sampler
 from kernels import attention_decode, attention_shared
 from protos.stepwire.wire.v1 import step_pb2
@@ -89,13 +91,15 @@ def plans() -> list[step_pb2.StepPlan]:
     ]
 
 
-def make_backend(directory: Path, kv_dtype: torch.dtype = torch.float32) -> CudaBackend:
+def make_backend(
+    directory: Path, kv_dtype: torch.dtype = torch.float32, *, geometry: step_pb2.Geometry = GEOMETRY
+) -> CudaBackend:
     model = ModelConfig.from_directory(directory)
     source = WeightSource(Checkpoint(directory), model)
     where = torch.device("cpu")
     decoder = TritonDecoder(source, dtype=torch.float32, device=where)
-    kv = make_kv(model, GEOMETRY, kv_dtype, where)
-    return CudaBackend(decoder, kv, GEOMETRY, step_pb2.ModelIdentity(), "cpu")
+    kv = make_kv(model, geometry, kv_dtype, where)
+    return CudaBackend(decoder, kv, geometry, step_pb2.ModelIdentity(), "cpu")
 
 
 class Oracle:
@@ -205,12 +209,53 @@ def test_a_padded_step_is_the_step(tmp_path: Path) -> None:
     logits = []
     for pad_to in (3, 4, 6):
         arrays = arrange(batch, block_q=32, pad_to=pad_to)
-        step = StepTensors.of(torch.from_numpy(arrays.flat()), arrays.layout(), max_splits=2)
+        step = StepTensors.of(torch.from_numpy(arrays.flat()), arrays.layout(), all_logits=True, max_splits=2)
         logits.append(backend._compute(step)[:3])
     for other in logits[1:]:
         torch.testing.assert_close(other, logits[0], rtol=1e-5, atol=1e-5)
     written = sum(int((a != b.cache).any(-1).sum()) for a, b in zip(kept, backend._kv, strict=True))
     assert written == 3 * 2 * 2  # rows, sides, heads: padding stores nothing
+
+
+def test_a_step_that_draws_nothing_computes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, "llama", num_hidden_layers=1)
+    backend, oracle, rows = make_backend(tmp_path), Oracle(tmp_path), RowTable(GEOMETRY)
+    chunk = step_pb2.StepPlan(admit=[admit(0, 9, range(0, 1), sampling())], prefill=ints([(0, 8)]))
+    head, widths = backend._decoder.head, []
+    monkeypatch.setattr(backend._decoder, "head", lambda x: (widths.append(len(x)), head(x))[1])
+    drawn = []
+    for plan in (chunk, step_pb2.StepPlan()):
+        work = rows.apply(plan)
+        batch = build_batch(rows, work)
+        expected = oracle.run(batch)
+        drawn.append(backend.run(batch).token_ids.tolist())
+        rows.append(work, expected.token_ids)
+    assert widths == [1]
+    assert drawn == [[], expected.token_ids.tolist()]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_model_that_computes_no_numbers_is_a_fault(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama", num_hidden_layers=1)
+    backend, rows = make_backend(tmp_path), RowTable(GEOMETRY)
+    backend._decoder.final_norm.fill_(float("nan"))
+    work = rows.apply(step_pb2.StepPlan(admit=[admit(0, 5, range(0, 1), sampling())], prefill=ints([(0, 5)])))
+    output = backend.run(build_batch(rows, work))
+    assert output.token_ids.tolist() == [NO_NUMBER]
+    with pytest.raises(NotFinite):
+        rows.append(work, output.token_ids)
+
+
+def test_the_widest_step_has_every_token_and_every_row(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama", num_hidden_layers=1)
+    geometry = step_pb2.Geometry()
+    geometry.CopyFrom(GEOMETRY)
+    geometry.num_blocks, geometry.max_num_batched_tokens = 1, 32
+    batch = widest_batch(geometry)
+    assert (batch.num_tokens, len(batch.rows), len(batch.logits_index)) == (32, 6, 6)
+    assert (batch.sampling.parameters["logprobs"] > 0).all()
+    backend = make_backend(tmp_path, geometry=geometry)
+    assert len(backend.run(batch).logprobs) == 6
 
 
 def test_tables_upload_only_what_changed() -> None:
