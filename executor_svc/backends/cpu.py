@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from executor_svc.backends.base import StepOutput
+from executor_svc.backends.weights_report import report
 from executor_svc.batch import ForwardBatch
 from executor_svc.config import Dtype, ExecutorConfig, KVDtype, available_cores, cache_directory
 from executor_svc.errors import StartupError
@@ -70,6 +71,7 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     dtype = resolve_dtype(config.dtype)
     if config.kv_dtype is not KVDtype.AUTO:
         raise StartupError(f"--kv-dtype {config.kv_dtype} is not offered by the cpu backend: leave it at auto")
+    startup.note(report(config.model, model_config, dtype, available_memory(), "memory"))
     with startup.phase("loading weights"):
         decoder = load_model(
             config.model,

@@ -26,6 +26,7 @@ from executor_svc.backends.cuda_sampling import (
 )
 from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange, is_decode_only, splits_needed
 from executor_svc.backends.cuda_warm_up import warm_up_batches
+from executor_svc.backends.weights_report import report
 from executor_svc.batch import ForwardBatch
 from executor_svc.config import Dtype, ExecutorConfig, KVDtype
 from executor_svc.errors import StartupError
@@ -286,6 +287,7 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
     where = torch.device("cuda")
     model = ModelConfig.from_directory(config.model)
     dtype, kv_dtype = resolve_types(config.dtype, config.kv_dtype, torch.cuda.get_device_capability())
+    startup.note(report(config.model, model, dtype, torch.cuda.mem_get_info()[0], "device memory"))
     with startup.phase("loading weights"):
         decoder = TritonDecoder(WeightSource(Checkpoint(config.model), model), dtype=dtype, device=where)
         torch.cuda.synchronize()

@@ -18,7 +18,9 @@ from executor_svc.errors import StartupError
 MAX_HEADER_BYTES = 100 << 20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
-_FLOATS = {"F64", "F32", "F16", "BF16"}
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+INT32 = frozenset({"I32"})
+FLOAT8 = frozenset({"F8_E4M3"})
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,18 @@ class Checkpoint:
             raise StartupError(f"{self.directory}: the checkpoint lacks tensor {name!r}; is the download complete?")
         return self.entries[name].shape
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Tensor `name` as stored, which must have exactly `shape`."""
+    def take(self, name: str, shape: tuple[int, ...], kinds: frozenset[str] = FLOATS) -> torch.Tensor:
+        """Tensor `name` as stored, which must have exactly `shape` and one of the types `kinds`."""
         found = self.shape(name)
         entry = self.entries[name]
         if found != shape:
             raise StartupError(
                 f"{entry.file}: tensor {name!r} has shape {list(found)}; config.json implies {list(shape)}"
             )
-        if entry.dtype not in _FLOATS:
-            raise StartupError(
-                f"{entry.file}: tensor {name!r} is stored as {entry.dtype}; quantised checkpoints are not supported"
-            )
+        if entry.dtype not in kinds:
+            explained = "which no quantization_config of config.json explains" if kinds is FLOATS else "not as"
+            expected = "" if kinds is FLOATS else f" {' or '.join(sorted(kinds))}"
+            raise StartupError(f"{entry.file}: tensor {name!r} is stored as {entry.dtype}, {explained}{expected}")
         self._taken.add(name)
         try:
             if entry.file not in self._files:

@@ -12,6 +12,7 @@ from typing import Any
 
 from executor_svc.errors import StartupError
 from executor_svc.model.families import FAMILIES, Family
+from executor_svc.model.quantised import Method, read_method
 
 MAX_DIMENSION = 1 << 24  # far above any real model; keeps every product of two within 64 bits
 MAX_LAYERS = 4096
@@ -69,6 +70,7 @@ class ModelConfig:
     num_active_experts: int = 0
     expert_size: int = 0
     renormalise_experts: bool = True
+    quantised: Method | None = None  # how the checkpoint stores linear layers; None: as they are
 
     @property
     def family(self) -> Family:
@@ -136,6 +138,7 @@ class ModelConfig:
             layers=layers,
             ropes=ropes,
             tie_embeddings=reader.values.get("tie_word_embeddings"),
+            quantised=read_method(reader.values.get("quantization_config"), source),
             **_scales(reader, family, hidden_size, head_dim),
             **_experts(reader, family),
         )

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]  # layers done, layers in all
 
 @dataclass
 class LinearWeights:
-    """y = x @ weight.T + bias; weight is [outputs, inputs] in the type it has on disk."""
+    """y = x @ weight.T + bias; weight is [outputs, inputs] in the type it has on disk, or dequantised to float32."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -56,6 +56,7 @@ class WeightSource:
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig):
         self.checkpoint = checkpoint
         self.config = config
+        self.quantised = config.quantised
         self.prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in checkpoint), "model.")
         self.num_embeddings = checkpoint.shape(f"{self.prefix}embed_tokens.weight")[0]
         if self.num_embeddings < config.vocab_size:
@@ -70,19 +71,20 @@ class WeightSource:
 
     def head(self) -> LinearWeights:
         """The language-model head: its own tensor, or the embedding where they are tied."""
-        name = next((n for n in _HEADS if n in self.checkpoint), None)
+        rows = {name: self._num_outputs(name) for name in _HEADS}
+        name = next((name for name, found in rows.items() if found is not None), None)
         if self.config.tie_embeddings or (self.config.tie_embeddings is None and name is None):
             return LinearWeights(self.embedding())
         if name is None:
             raise StartupError(
                 f"{self.checkpoint.directory}: no lm_head.weight, though config.json unties the embeddings"
             )
-        rows = self.checkpoint.shape(name)[0]
-        if rows < self.config.vocab_size:
+        found = rows[name] or 0
+        if found < self.config.vocab_size:
             raise StartupError(
-                f"{self.checkpoint.directory}: {name} has {rows} rows for a vocab_size of {self.config.vocab_size}"
+                f"{self.checkpoint.directory}: {name} has {found} rows for a vocab_size of {self.config.vocab_size}"
             )
-        return LinearWeights(self.checkpoint.take(name, (rows, self.config.hidden_size))[: self.config.vocab_size])
+        return LinearWeights(self._weight(name, found, self.config.hidden_size)[: self.config.vocab_size])
 
     def final_norm(self) -> torch.Tensor:
         """Weight of the norm before the head."""
@@ -120,7 +122,8 @@ class WeightSource:
 
     def finish(self) -> None:
         """All layers were read: complain about tensors that none of them used, then close the files."""
-        self.checkpoint.require_all_taken(lambda name: any(part in name for part in _IGNORED))
+        unused = self.quantised.unused if self.quantised is not None else ()
+        self.checkpoint.require_all_taken(lambda name: any(part in name for part in _IGNORED) or name.endswith(unused))
         self.checkpoint.close()
 
     def _qkv(self, base: str) -> LinearWeights:
@@ -149,17 +152,30 @@ class WeightSource:
         return ExpertWeights(self._linear(base + names.router, config.num_experts, hidden), gate_up, down)
 
     def _linear(self, name: str, outputs: int, inputs: int) -> LinearWeights:
-        weight = self.checkpoint.take(f"{name}.weight", (outputs, inputs))
+        weight = self._weight(name, outputs, inputs)
         has_bias = f"{name}.bias" in self.checkpoint
         return LinearWeights(weight, self.checkpoint.take(f"{name}.bias", (outputs,)) if has_bias else None)
+
+    def _num_outputs(self, name: str) -> int | None:
+        """Rows of a linear layer's weight, None where the checkpoint has no such layer."""
+        stored = None if self.quantised is None else self.quantised.num_outputs(name, self.checkpoint)
+        if stored is None and f"{name}.weight" in self.checkpoint:
+            return next(iter(self.checkpoint.shape(f"{name}.weight")), 0)
+        return stored
+
+    def _weight(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
+        """[outputs, inputs], dequantised where need be."""
+        if self.quantised is not None and self.quantised.num_outputs(name, self.checkpoint) is not None:
+            return self.quantised.weight(name, self.checkpoint, (outputs, inputs))
+        return self.checkpoint.take(f"{name}.weight", (outputs, inputs))
 
     def _norm(self, name: str, size: int) -> torch.Tensor:
         return self.checkpoint.take(name, (size,)).float() + self.config.family.norm_offset
 
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
-_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-_IGNORED = ("rotary_emb.inv_freq", "lm_head.weight", "vision_tower.", "multi_modal_projector.")
+_HEADS = ("lm_head", "language_model.lm_head")
+_IGNORED = ("rotary_emb.inv_freq", "lm_head.", "vision_tower.", "multi_modal_projector.")
 
 
 def fuse(parts: list[LinearWeights]) -> LinearWeights:
