@@ -15,9 +15,8 @@ from executor_svc.geometry import Defaults, Memory, show_bytes, size_pool
 from executor_svc.identity import fingerprint
 from executor_svc.kv_cache import KVPool
 from executor_svc.memory import available_memory
-from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import Decoder
-from executor_svc.model.load import load_model
+from executor_svc.model.load import load_model, read_model
 from executor_svc.model.native import prefers_bf16
 from executor_svc.race import Race, load_race
 from executor_svc.sampler import Sampler, score
@@ -67,35 +66,36 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     assert config.model is not None
     num_threads = config.threads or available_cores()
     torch.set_num_threads(num_threads)
-    model_config = ModelConfig.from_directory(config.model)
+    described = read_model(config.model)
     dtype = resolve_dtype(config.dtype)
     if config.kv_dtype is not KVDtype.AUTO:
         raise StartupError(f"--kv-dtype {config.kv_dtype} is not offered by the cpu backend: leave it at auto")
-    startup.note(report(config.model, model_config, dtype, available_memory(), "memory"))
+    startup.note(report(config.model, described, dtype, available_memory(), "memory"))
     with startup.phase("loading weights"):
         decoder = load_model(
             config.model,
-            model_config,
+            described,
             dtype=dtype,
             num_threads=num_threads,
             cache_dir=cache_directory() / "native",
             notice=startup.note,
         )
     startup.note(decoder.description)
+    model = decoder.config
     geometry = size_pool(
         config.sizes,
         CPU_DEFAULTS,
-        block_bytes=lambda block_size: KVPool.bytes_per_block(model_config, block_size, decoder.kv_dtype),
+        block_bytes=lambda block_size: KVPool.bytes_per_block(model, block_size, decoder.kv_dtype),
         memory=Memory(available_memory()),
-        max_position=model_config.max_position,
-        vocab_size=model_config.vocab_size,
+        max_position=model.max_position,
+        vocab_size=model.vocab_size,
         notice=startup.note,
     )
-    pool = KVPool(model_config, geometry.num_blocks, geometry.block_size, decoder.kv_dtype)
-    used = geometry.num_blocks * KVPool.bytes_per_block(model_config, geometry.block_size, decoder.kv_dtype)
+    pool = KVPool(model, geometry.num_blocks, geometry.block_size, decoder.kv_dtype)
+    used = geometry.num_blocks * KVPool.bytes_per_block(model, geometry.block_size, decoder.kv_dtype)
     startup.note(f"KV cache {show_bytes(used)} for {geometry.num_blocks * geometry.block_size} tokens")
     identity = step_pb2.ModelIdentity(
-        architecture=model_config.architecture,
+        architecture=model.architecture,
         dtype=_name(dtype),
         kv_dtype=_name(decoder.kv_dtype),
         fingerprint=fingerprint(config.model),

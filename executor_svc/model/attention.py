@@ -1,6 +1,6 @@
 """Paged attention in torch: correct on any device, the reference for the native kernel.
 
-A step is planned once (`PagedAttention`), then run per layer. Rows computing one token go through one padded batch,
+A step is planned once (`PagedStep`), then run per layer. Rows computing one token go through one padded batch,
 the others one by one. What lies in a page beyond a row's length is masked before it is used, so pages need no clearing.
 
 Shapes: T tokens, R rows, H query heads, K key/value heads, D head size, N blocks of a row, L positions of a row.
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from executor_svc.model.config import LayerSpec, ModelConfig
+from executor_svc.model.config import ModelConfig
 
 
 @dataclass
@@ -26,16 +26,39 @@ class _Span:
 
 
 class PagedAttention:
-    """One step's attention over block tables; built from the batch, used by every layer."""
+    """A step of a model that our config describes."""
 
     def __init__(self, batch, kv, config: ModelConfig, device: torch.device):
         self.config = config
+        self.step = PagedStep(batch, kv, device)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+        """One layer of the config's model; as `PagedStep.attend`."""
+        config = self.config
+        window, cap = config.layers[layer].window, config.attention_softcap
+        return self.step.attend(q, k, v, layer, window=window, scale=config.attention_scale, softcap=cap)
+
+
+class PagedStep:
+    """One step's attention over block tables; built from the batch, used by every layer."""
+
+    def __init__(self, batch, kv, device: torch.device):
         self.kv = kv
         self.slots = torch.from_numpy(np.asarray(batch.slot_mapping, dtype=np.int64)).to(device)
         self.spans = _spans(batch, kv.block_size, device)
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        *,
+        window: int | None,
+        scale: float,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
         """Store the step's keys and values [T, K, D], then attend with q [T, H, D]; returns [T, H, D]."""
         pages_k, pages_v = self.kv.layers[layer]
         block, offset = self.slots // self.kv.block_size, self.slots % self.kv.block_size
@@ -43,15 +66,16 @@ class PagedAttention:
         pages_v[block, :, offset] = v.to(pages_v.dtype)
         out = torch.empty_like(q)
         for index, span in enumerate(self.spans):
-            key = (index, self.config.layers[layer].window)
+            key = (index, window)
             if key not in self._masks:
-                self._masks[key] = _mask(span, self.config.layers[layer])
+                self._masks[key] = _mask(span, window)
             seen = self._masks[key]
             unseen = ~seen.any(1)[:, None, :, None]  # stale pages may hold NaN, and 0 * NaN is NaN
             keys, values = (
                 self._gather(pages, span).to(q.dtype).masked_fill(unseen, 0) for pages in (pages_k, pages_v)
             )
-            out[span.tokens] = self._attend(q[span.tokens].transpose(1, 2), keys, values, seen).transpose(1, 2)
+            queries = q[span.tokens].transpose(1, 2)
+            out[span.tokens] = _attend(queries, keys, values, seen, scale, softcap).transpose(1, 2)
         return out
 
     def _gather(self, pages: torch.Tensor, span: _Span) -> torch.Tensor:
@@ -59,14 +83,16 @@ class PagedAttention:
         found = pages[span.blocks].transpose(1, 2)
         return found.reshape(found.shape[0], found.shape[1], -1, found.shape[-1])[:, :, : span.length]
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        cap, scale = self.config.attention_softcap, self.config.attention_scale
-        if cap is None:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], scale=scale, enable_gqa=True)
-        group = q.shape[1] // k.shape[1]
-        scores = (q.float() @ k.repeat_interleave(group, 1).float().transpose(-1, -2)) * scale
-        scores = (torch.tanh(scores / cap) * cap).masked_fill(~seen[:, None], float("-inf"))
-        return (scores.softmax(-1) @ v.repeat_interleave(group, 1).float()).to(q.dtype)
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float, cap: float | None
+) -> torch.Tensor:
+    if cap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], scale=scale, enable_gqa=True)
+    group = q.shape[1] // k.shape[1]
+    scores = (q.float() @ k.repeat_interleave(group, 1).float().transpose(-1, -2)) * scale
+    scores = (torch.tanh(scores / cap) * cap).masked_fill(~seen[:, None], float("-inf"))
+    return (scores.softmax(-1) @ v.repeat_interleave(group, 1).float()).to(q.dtype)
 
 
 def _spans(batch, block_size: int, device: torch.device) -> list[_Span]:
@@ -95,10 +121,10 @@ def _spans(batch, block_size: int, device: torch.device) -> list[_Span]:
     return spans
 
 
-def _mask(span: _Span, layer: LayerSpec) -> torch.Tensor:
+def _mask(span: _Span, window: int | None) -> torch.Tensor:
     """[R, Q, L], true where a query sees a position."""
     keys = torch.arange(span.length, device=span.positions.device)
     seen = keys <= span.positions[..., None]
-    if layer.window is not None:
-        seen &= keys > span.positions[..., None] - layer.window
+    if window is not None:
+        seen &= keys > span.positions[..., None] - window
     return seen

@@ -90,15 +90,7 @@ class ModelConfig:
     @classmethod
     def from_directory(cls, path: str | Path) -> "ModelConfig":
         """The config of the model in `path`; StartupError when it is missing, unreadable or not supported."""
-        file = Path(path) / "config.json"
-        try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise StartupError(f"{path} holds no config.json: give a Hugging Face model directory") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise StartupError(f"{file} cannot be read: {error}") from None
-        if not isinstance(raw, dict):
-            raise StartupError(f"{file} is not a JSON object")
+        file, raw = Path(path) / "config.json", read_config(path)
         try:
             return cls.from_dict(raw, str(file))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -107,7 +99,12 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config.json") -> "ModelConfig":
         """The config from parsed JSON; `source` names the file in error messages."""
-        architecture = _architecture(raw, source)
+        architecture = architecture_of(raw, source)
+        if architecture not in FAMILIES:
+            raise StartupError(
+                f"{source}: architecture {architecture!r} is not supported; supported: {', '.join(sorted(FAMILIES))}, "
+                "and on the cpu backend what transformers computes"
+            )
         family = FAMILIES[architecture]
         if isinstance(raw.get("text_config"), dict):
             raw = {**raw, **raw["text_config"]}
@@ -144,14 +141,25 @@ class ModelConfig:
         )
 
 
-def _architecture(raw: dict[str, Any], source: str) -> str:
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The parsed config.json of the model in `path`, not yet checked beyond being an object."""
+    file = Path(path) / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StartupError(f"{path} holds no config.json: give a Hugging Face model directory") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise StartupError(f"{file} cannot be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise StartupError(f"{file} is not a JSON object")
+    return raw
+
+
+def architecture_of(raw: dict[str, Any], source: str = "config.json") -> str:
+    """The architecture that a parsed config.json names."""
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise StartupError(f'{source} names no architecture: its "architectures" must list one')
-    if names[0] not in FAMILIES:
-        raise StartupError(
-            f"{source}: architecture {names[0]!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
-        )
     return names[0]
 
 

@@ -19,8 +19,33 @@ from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, We
 AttentionFactory = Callable[..., Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]]
 
 
+class Served(Protocol):
+    """What a backend needs to know of a model: the sizes of its cache, and its limits."""
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def max_position(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
 class Decoder(Protocol):
     """What a backend runs."""
+
+    @property
+    def config(self) -> Served: ...
 
     kv_dtype: torch.dtype  # of the pages it reads and writes
     description: str  # how it computes, for the log

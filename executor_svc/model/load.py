@@ -1,4 +1,4 @@
-"""From a model directory to the decoder that runs it best on this machine: the native engine, else torch."""
+"""From a model directory to the decoder that runs it best here: the native engine, torch, or transformers' modules."""
 
 import os
 from collections.abc import Callable
@@ -8,18 +8,28 @@ from typing import Literal
 import torch
 
 from executor_svc.model import native
+from executor_svc.model.borrowed import Description, describe, load_borrowed
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.config import ModelConfig
+from executor_svc.model.config import ModelConfig, architecture_of, read_config
 from executor_svc.model.decoder import Decoder, TorchDecoder
+from executor_svc.model.families import FAMILIES
 from executor_svc.model.native_decoder import NativeDecoder, unsupported
 from executor_svc.model.weights import Progress, WeightSource
 
 _KINDS = {torch.float32: native.F32, torch.bfloat16: native.BF16, "int8": native.INT8}
 
 
+def read_model(path: str | Path) -> ModelConfig | Description:
+    """What the model in `path` is: an architecture of our table, or one that transformers computes."""
+    raw, source = read_config(path), str(Path(path) / "config.json")
+    if architecture_of(raw, source) in FAMILIES:
+        return ModelConfig.from_directory(path)
+    return describe(raw, source)
+
+
 def load_model(
     path: str | Path,
-    config: ModelConfig,
+    config: ModelConfig | Description,
     *,
     dtype: torch.dtype | Literal["auto", "int8"] = "auto",
     progress: Progress | None = None,
@@ -36,6 +46,8 @@ def load_model(
     """
     if dtype == "auto":
         dtype = torch.bfloat16 if native.prefers_bf16() else torch.float32
+    if isinstance(config, Description):
+        return load_borrowed(path, config, _wide_type() if dtype == "int8" else dtype)
     num_threads = num_threads or len(os.sched_getaffinity(0))
     reason = "not wanted" if not use_native else unsupported(config)
     if reason is None and dtype not in _KINDS:
@@ -45,8 +57,13 @@ def load_model(
     if not isinstance(engine, str):
         return NativeDecoder(source, engine, kind=_KINDS[dtype], num_threads=num_threads, progress=progress)
     if dtype == "int8":
-        dtype = torch.bfloat16 if native.has_fast_bf16() else torch.float32
+        dtype = _wide_type()
         engine += "; int8 needs it"
     decoder = TorchDecoder(source, dtype=dtype, progress=progress)
     decoder.description += f" (no native engine: {engine})"
     return decoder
+
+
+def _wide_type() -> torch.dtype:
+    """What torch computes in where int8 was asked for."""
+    return torch.bfloat16 if native.has_fast_bf16() else torch.float32

@@ -12,8 +12,15 @@ from executor_svc.model.checkpoint import Checkpoint
 class Method(Protocol):
     """One way of storing the weights of linear layers. `module` is a layer's name, as in model.layers.0.mlp.up_proj."""
 
-    summary: str  # for the log: the method, its bits, what shares a scale
-    unused: tuple[str, ...]  # endings of tensors that are no part of a weight: scales of activations and of the cache
+    @property
+    def summary(self) -> str:
+        """For the log: the method, its bits, what shares a scale."""
+        ...
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Endings of tensors that are no part of a weight: scales of activations and of the cache."""
+        ...
 
     def num_outputs(self, module: str, checkpoint: Checkpoint) -> int | None:
         """Outputs of the layer, or None where its weight is not stored in this way."""

@@ -78,7 +78,8 @@ class Pool:
     def __init__(self, config, block_size: int, num_blocks: int, dtype=torch.float32, poison: float = float("nan")):
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.layers = [
-            (torch.full(shape, poison, dtype=dtype), torch.full(shape, poison, dtype=dtype)) for _ in config.layers
+            (torch.full(shape, poison, dtype=dtype), torch.full(shape, poison, dtype=dtype))
+            for _ in range(config.num_layers)
         ]
         self.block_size, self.num_blocks = block_size, num_blocks
 
