@@ -197,7 +197,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             while not generation.is_over:
                 deltas = await stream.read()
                 assert deltas, "the session has nothing more to say, and a choice is open"
-                generation.add_prompt_logprobs(stream.take_prompt_logprobs())
+                if stream.prompt_logprobs:
+                    generation.add_prompt_logprobs(stream.take_prompt_logprobs())
                 for delta in deltas:
                     cached = stream.started.num_cached_tokens if stream.started is not None else 0
                     choice = generation.choices[delta.index]
@@ -378,9 +379,10 @@ class _Pace:
         if not num_tokens:
             return
         now = time.monotonic()
-        if self._last_at[index] == 0:
+        last = self._last_at[index]
+        if last == 0:
             self._metrics.first_token(now - self._began_at)
             num_tokens -= 1
         if num_tokens:
-            self._metrics.tokens(now - (self._last_at[index] or now), num_tokens)
+            self._metrics.tokens(now - (last or now), num_tokens, now)
         self._last_at[index] = now
