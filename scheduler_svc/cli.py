@@ -237,12 +237,12 @@ def health(
 
         print(answers_metrics(metrics, timeout))
         return
-    from scheduler_svc.client.health import LIVENESS, advice, status
+    from scheduler_svc.client.health import LIVENESS, ask
 
     service = LIVENESS if live else service
-    answer = status(address, service, timeout, Access(api_key, tls_ca, tls_cert, tls_key))
+    answer, hint = ask(address, service, timeout, Access(api_key, tls_ca, tls_cert, tls_key))
     print(answer)
-    if hint := advice(answer, address, service):
+    if hint:
         print(f"stepwire: {hint}", file=sys.stderr)
     raise typer.Exit(0 if answer == "SERVING" else 1)
 

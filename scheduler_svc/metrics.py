@@ -5,7 +5,7 @@ Alone, the process serves them over HTTP. Under a supervisor that sets PROMETHEU
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,14 @@ class WeightedHistogram(Histogram):
     def observe_many(self, amount: float, count: int) -> None:
         self._sum.inc(amount * count)
         self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
+
+    def observe_counts(self, counts: Sequence[int], total: float) -> None:
+        """Observations that were counted elsewhere: of each bucket alone, the last one of everything beyond the bounds;
+        `total` is the sum of what was observed."""
+        self._sum.inc(total)
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,15 @@ def explain(error: grpc.RpcError, address: str, access: Access = OPEN) -> str:
     words = details.lower()
     if "failed to connect" not in words:
         return f"{address} answered {code.name}: {details}"
+    if "wrong_version_number" in words:
+        return f"{address} answers, but not in TLS: leave --tls-ca out, or start it with --tls-cert and --tls-key"
     # A server that wants something else of the handshake closes the connection without a word.
     if access.is_tls and ("handshake" in words or "closed" in words):
         return (
             f"no TLS with {address}: is its certificate for this name and signed by --tls-ca, does it speak TLS, "
             "and does it want a certificate of ours (--tls-cert, --tls-key)?"
         )
-    if "closed" in words:
+    if "closed" in words or "reset" in words:
         return f"{address} closed the connection: it may want TLS (--tls-ca FILE)"
     return nothing_answers(address)
 

@@ -9,12 +9,16 @@ Three ways, by what the tokenizer's decoder can see:
              because one bad byte turns the complete run into replacement characters
     window   any other decoder: decoded again together with the last few tokens
 
+The first two know most tokens by heart: their text is the same wherever they stand, once nothing is open before them.
+
 Whatever ids come, nothing here raises: ids without a token have no text.
 """
 
 import codecs
+import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from scheduler_svc.frontend.tokenizer import ModelTokenizer
 
@@ -22,14 +26,30 @@ REPLACEMENT = "\ufffd"
 _WINDOW = 32  # tokens of context for decoders we know nothing of
 
 
-class TextStream(Protocol):
+class TextStream(ABC):
     """One choice's way from ids to text."""
 
+    def __init__(self, plain: dict[int, str], skip: frozenset[int]) -> None:
+        # Texts of tokens that have one wherever they stand; all streams of a tokenizer share it.
+        self._plain = plain
+        self._skip = skip
+        # Nothing that came before can change the text of the next token.
+        self._is_clean = False
+
+    def push_all(self, ids: Sequence[int]) -> str:
+        """The text of several tokens, one after the other."""
+        if self._is_clean and self._skip.isdisjoint(ids):
+            texts = [self._plain.get(i) for i in ids]
+            if None not in texts:
+                return "".join(texts)  # type: ignore[arg-type]
+        return "".join([self.push(i) for i in ids])
+
+    @abstractmethod
     def push(self, token_id: int) -> str: ...
 
+    @abstractmethod
     def flush(self) -> str:
         """The end: what was waiting for more, a cut character as U+FFFD."""
-        ...
 
 
 class Detokenizer:
@@ -83,6 +103,8 @@ class ByteTable:
     def __init__(self, tokenizer: ModelTokenizer):
         self._tokenizer = tokenizer
         self._bytes: dict[int, bytes] = {}
+        # Of the tokens above, those that are whole characters.
+        self.plain: dict[int, str] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
         found = self._bytes.get(token_id)
@@ -90,11 +112,17 @@ class ByteTable:
             token = self._tokenizer.token(token_id)
             if token is None:
                 return b""  # not kept: such ids come in any number
-            mapped = [_BYTE_OF_CHAR.get(char) for char in token]
-            # A token with a character outside the byte alphabet (an added token) stands for itself.
-            found = token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
-            self._bytes[token_id] = found
+            found = self._bytes[token_id] = _bytes_of(token)
+            with contextlib.suppress(UnicodeDecodeError):
+                self.plain[token_id] = found.decode()
         return found
+
+
+def _bytes_of(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in token])
+    except KeyError:
+        return token.encode()  # with a character outside the byte alphabet (an added token) it stands for itself
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -108,10 +136,10 @@ _BYTE_OF_CHAR = _byte_alphabet()
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-class ByteStream:
+class ByteStream(TextStream):
     def __init__(self, table: ByteTable, prompt: Sequence[int], skip: frozenset[int]):
+        super().__init__(table.plain, skip)
         self._table = table
-        self._skip = skip
         self._utf8 = _Utf8("replace")
         # UTF-8 resynchronises: the last few bytes of the prompt tell whether it ends inside a character.
         tail = b""
@@ -123,11 +151,16 @@ class ByteStream:
         self._utf8.decode(tail)
         # The prompt's own text shows the cut character as one U+FFFD already.
         self._owes_replacement = bool(self._utf8.getstate()[0])
+        self._is_clean = not self._owes_replacement
 
     def push(self, token_id: int) -> str:
         if token_id in self._skip:
             return ""
-        return self._take(self._utf8.decode(self._table[token_id]))
+        if self._is_clean and (plain := self._plain.get(token_id)) is not None:
+            return plain
+        text = self._take(self._utf8.decode(self._table[token_id]))
+        self._is_clean = not (self._owes_replacement or self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._take(self._utf8.decode(b"", final=True))
@@ -147,7 +180,7 @@ class PieceTable:
 
     def __init__(self, tokenizer: ModelTokenizer):
         self._tokenizer = tokenizer
-        self._pieces: dict[int, str] = {}
+        self.plain: dict[int, str] = {}  # bytes and ids without a token are not among them
         decoder = tokenizer.document.get("decoder") or {}
         self._byte_ids = self._find_byte_ids() if "ByteFallback" in _types(decoder) else frozenset()
         self._anchor, self._anchor_text = self._find_anchor()
@@ -159,10 +192,9 @@ class PieceTable:
         return self._tokenizer.token(token_id) is not None
 
     def __getitem__(self, token_id: int) -> str:
-        found = self._pieces.get(token_id)
+        found = self.plain.get(token_id)
         if found is None:
-            found = self.later([token_id])
-            self._pieces[token_id] = found
+            found = self.plain[token_id] = self.later([token_id])
         return found
 
     def first(self, ids: list[int]) -> str:
@@ -189,10 +221,10 @@ def _types(decoder: dict[str, Any]) -> list[str]:
     return [step["type"] for step in decoder.get("decoders", [decoder]) if "type" in step]
 
 
-class PieceStream:
+class PieceStream(TextStream):
     def __init__(self, table: PieceTable, prompt: Sequence[int], skip: frozenset[int]):
+        super().__init__(table.plain, skip)
         self._table = table
-        self._skip = skip
         self._run: list[int] = []
         run_start = len(prompt)
         for token_id in reversed(prompt):
@@ -202,14 +234,17 @@ class PieceStream:
         self._run = [i for i in prompt[run_start:] if self._counts(i)]
         self._at_start = not any(self._counts(i) for i in _take_until(prompt, run_start))
         self._run_shown = self._run_text() if self._run else ""
+        self._is_clean = not self._run and not self._at_start
 
     def push(self, token_id: int) -> str:
         if not self._counts(token_id):
             return ""
         if self._table.is_byte(token_id):
             self._run.append(token_id)
+            self._is_clean = False
             return ""
         text = self._close_run() if self._run else ""
+        self._is_clean = True
         if self._at_start:
             self._at_start = False
             return text + self._table.first([token_id])
@@ -219,7 +254,7 @@ class PieceStream:
         return self._close_run() if self._run else ""
 
     def _counts(self, token_id: int) -> bool:
-        return token_id not in self._skip and self._table.exists(token_id)
+        return token_id not in self._skip and (token_id in self._plain or self._table.exists(token_id))
 
     def _run_text(self) -> str:
         return self._table.first(self._run) if self._at_start else self._table.later(self._run)
@@ -246,12 +281,12 @@ def common_prefix(a: str, b: str) -> int:
 # ---- anything else ----
 
 
-class WindowStream:
+class WindowStream(TextStream):
     """Decodes the last few tokens again and again: exact for decoders that look back less than the window."""
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], skip: frozenset[int]):
+        super().__init__({}, skip)
         self._tokenizer = tokenizer
-        self._skip = skip
         self._ids = [i for i in prompt[-4 * _WINDOW :] if self._counts(i)][-_WINDOW:]
         self._shown = self._decode()
 

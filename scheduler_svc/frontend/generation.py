@@ -1,12 +1,14 @@
 """One request's answer: token deltas from the scheduler to messages for the client.
 
-Ids, text and logprobs advance together: a token whose text is still open (a cut character, the beginning of a stop
-string) waits with it, so no message has tokens without their text, and none is empty. Knows nothing of gRPC beyond the
-message types.
+Ids and their logprobs go out with the first text that comes at or after them: a message is sent when there is text or
+when the choice ends, and takes every id that has arrived. So none is empty, and ids wait only as long as nothing at all
+can be shown: what is held back of their text (a cut character, the beginning of a stop string) may come in a later
+message than they do. A reader who wants no text gets ids as they come. Knows nothing of gRPC beyond the message types.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -57,10 +59,11 @@ class Generation:
             )
             for index in range(resolved.submit.num_choices)
         ]
+        self._num_open = len(self.choices)
 
     @property
     def is_over(self) -> bool:
-        return all(choice.is_over for choice in self.choices)
+        return not self._num_open
 
     @property
     def finish_reason(self) -> "pb.FinishReason":
@@ -72,8 +75,21 @@ class Generation:
         for part in parts:
             self._prompt_logprobs += prompt_token_logprobs(self._resolved.prompt, part)
 
-    def messages(self, delta: Delta, cached_tokens: int) -> Iterator[pb.GenerateResponse]:
-        for message in self.choices[delta.index].messages(delta, cached_tokens):
+    def messages(self, delta: Delta, cached_tokens: int) -> list[pb.GenerateResponse]:
+        choice = self.choices[delta.index]
+        if choice.is_over:
+            return []
+        messages = choice.messages(delta, cached_tokens)
+        if choice.is_over:
+            self._num_open -= 1
+        if self._is_first or self._prompt_logprobs:
+            return list(self._with_prompt(messages, delta, cached_tokens))
+        return messages
+
+    def _with_prompt(
+        self, messages: Sequence[pb.GenerateResponse], delta: Delta, cached_tokens: int
+    ) -> Iterator[pb.GenerateResponse]:
+        for message in messages:
             while len(self._prompt_logprobs) > MAX_TOKENS_PER_MESSAGE:
                 yield self._introduced(pb.GenerateResponse(index=delta.index), cached_tokens)
             yield self._introduced(message, cached_tokens)
@@ -112,21 +128,39 @@ class ChoiceText:
     def is_over(self) -> bool:
         return self.finish_reason != pb.FINISH_REASON_UNSPECIFIED
 
-    def messages(self, delta: Delta, cached_tokens: int) -> Iterator[pb.GenerateResponse]:
-        if self.is_over:
-            return
-        for i, token_id in enumerate(delta.token_ids):
-            matched = self._add(token_id, delta.logprobs[i] if delta.logprobs else None)
-            if matched:
-                self.ended_by_text = delta.finished is None
-                yield self._finish(delta.finished, cached_tokens)
-                return
-            if len(self._token_ids) >= MAX_TOKENS_PER_MESSAGE and i + 1 < len(delta.token_ids):
-                yield self._take()
+    def messages(self, delta: Delta, cached_tokens: int) -> list[pb.GenerateResponse]:
+        """What can be said once `delta` has come; the choice is open before it."""
+        messages: list[pb.GenerateResponse] = []
+        if self._can_add_together(delta):
+            self._add_together(delta.token_ids)
+        else:
+            for token_id, logprobs in zip_longest(delta.token_ids, delta.logprobs):
+                if len(self._token_ids) >= MAX_TOKENS_PER_MESSAGE:
+                    messages.append(self._take())
+                if self._add(token_id, logprobs):
+                    self.ended_by_text = delta.finished is None
+                    messages.append(self._finish(delta.finished, cached_tokens))
+                    return messages
         if delta.finished is not None:
-            yield self._finish(delta.finished, cached_tokens)
+            messages.append(self._finish(delta.finished, cached_tokens))
         elif self._text or (not self._resolved.text and self._token_ids):
-            yield self._take()
+            messages.append(self._take())
+        return messages
+
+    def _can_add_together(self, delta: Delta) -> bool:
+        """No token of these needs a look of its own."""
+        return (
+            self._matcher is None
+            and not delta.logprobs
+            and len(self._token_ids) + len(delta.token_ids) <= MAX_TOKENS_PER_MESSAGE
+            and (self._stream is None or self._resolved.stop_token_ids.isdisjoint(delta.token_ids))
+        )
+
+    def _add_together(self, token_ids: list[int]) -> None:
+        self.num_tokens += len(token_ids)
+        self._token_ids += token_ids
+        if self._stream is not None:
+            self._emit(self._stream.push_all(token_ids))
 
     def _add(self, token_id: int, logprobs: step_pb2.RowLogprobs | None) -> bool:
         """True when a stop string ended with this token."""
@@ -189,10 +223,11 @@ class ChoiceText:
             message.text += stop  # as a token it has no text
 
     def _take(self) -> pb.GenerateResponse:
-        message = pb.GenerateResponse(
-            index=self._index, text="".join(self._text), token_ids=self._token_ids, logprobs=self._logprobs
-        )
-        self._text, self._token_ids, self._logprobs = [], [], []
+        message = pb.GenerateResponse(index=self._index, text="".join(self._text), token_ids=self._token_ids)
+        self._text, self._token_ids = [], []
+        if self._logprobs:
+            message.logprobs.extend(self._logprobs)
+            self._logprobs = []
         return message
 
 

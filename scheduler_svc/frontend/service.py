@@ -208,7 +208,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             while not generation.is_over:
                 deltas = await stream.read()
                 assert deltas, "the session has nothing more to say, and a choice is open"
-                generation.add_prompt_logprobs(stream.take_prompt_logprobs())
+                if stream.prompt_logprobs:
+                    generation.add_prompt_logprobs(stream.take_prompt_logprobs())
                 for delta in deltas:
                     cached = stream.started.num_cached_tokens if stream.started is not None else 0
                     choice = generation.choices[delta.index]

@@ -27,6 +27,8 @@ class StopSet:
         self._fail = [0] * len(self._next)
         self._link()
         self._held: dict[tuple[int, bool], int] = {}
+        # Text without any of these leaves an automaton where nothing is open.
+        self.first_chars = frozenset(self._next[0])
 
     def _insert(self, number: int, stop: str) -> None:
         node = 0
@@ -109,6 +111,8 @@ class StopMatcher:
     def feed(self, text: str, *, may_stop: bool = True, may_stop_next: bool = True) -> str:
         """Takes new text, returns what can be shown. `may_stop`: a match ending in this text counts."""
         assert self.matched is None
+        if not self._node and self._stops.first_chars.isdisjoint(text):
+            return text
         window = self._held + text
         stops = self._stops
         node = self._node

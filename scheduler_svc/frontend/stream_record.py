@@ -54,7 +54,8 @@ class StreamRecord:
         if not num_tokens:
             return
         now = time.monotonic()
-        if self._last_at[index] == 0:
+        last = self._last_at[index]
+        if last == 0:
             self._metrics.first_token(now - self._began_at)
             if self._first_token_at is None:
                 self._first_token_at = now
@@ -62,7 +63,7 @@ class StreamRecord:
                     self._span.add_event("first token")
             num_tokens -= 1
         if num_tokens:
-            self._metrics.tokens(now - (self._last_at[index] or now), num_tokens)
+            self._metrics.tokens(now - (last or now), num_tokens, now)
         self._last_at[index] = now
 
     def refused(self, error: RequestError) -> None:

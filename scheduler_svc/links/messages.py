@@ -224,6 +224,7 @@ def load_from_stats(stats: Stats, query_id: int, welcome: session_pb2.Welcome, n
         blocks_cached=stats.blocks_cached,
         generation_tokens_total=stats.generation_tokens_total,
         prompt_tokens_total=stats.prompt_tokens_total,
+        prompt_tokens_cached_total=stats.prompt_tokens_cached_total,
         epoch=welcome.epoch,
         executor_ready=welcome.executor_ready,
         num_frontends=num_frontends,

@@ -237,7 +237,6 @@ class SchedulerSession:
         if num_bytes % 4 or len(frame.positions) != num_bytes or len(frame.handles) != 2 * num_bytes:
             self.bad_frames.add("scheduler")
             return
-        touched: dict[RequestStream, None] = {}
         for started in frame.started:
             choice = self._choices.get(started.handle)
             if choice is not None and choice.index == 0 and choice.stream.started is None:
@@ -247,6 +246,7 @@ class SchedulerSession:
             if choice is not None:
                 choice.stream.push_prompt_logprobs(scores.values)
         logprobs = {entry.entry: entry.values for entry in frame.logprobs}
+        touched: dict[RequestStream, None] = {}  # one wake each, whatever a stream gets
         handles = np.frombuffer(frame.handles, "<u8").tolist()
         tokens = np.frombuffer(frame.token_ids, "<i4").tolist()
         positions = np.frombuffer(frame.positions, "<i4").tolist()

@@ -93,15 +93,24 @@ class RequestStream:
         self.deadline = now + submit.deadline_ms / 1000 if submit.deadline_ms else None
         self._owner = owner
         self._error: RequestError | None = None
-        self._news = asyncio.Event()
+        self._num_open = len(self.choices)
+        self._has_news = False  # since the last read
+        # The reader's, while it waits.
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def is_over(self) -> bool:
-        return self._error is not None or all(choice.is_over for choice in self.choices)
+        return self._error is not None or not self._num_open
 
     async def read(self) -> list[ChoiceDelta]:
-        """Waits for news and returns all of it; an empty list after the end. Raises RequestError when it failed."""
+        """Waits for news and returns all of it; an empty list after the end. Raises RequestError when it failed.
+
+        One reader at a time.
+        """
         while True:
+            if not (self._has_news or self.is_over):
+                await self._wait()
+            self._has_news = False
             deltas = [delta for choice in self.choices if (delta := choice.take()) is not None]
             if deltas:
                 return deltas
@@ -109,8 +118,13 @@ class RequestStream:
                 raise self._error
             if self.is_over:
                 return []
-            self._news.clear()
-            await self._news.wait()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def cancel(self) -> None:
         """Nobody wants the rest. Harmless when it is over already."""
@@ -127,9 +141,8 @@ class RequestStream:
         if choice.is_over or self._error is not None:
             return
         self._owner.send_cancel(session_pb2.Cancel(handle=self.submit.handle + index))
-        choice.is_over = True
         choice.num_read, choice.logprobs = len(choice.token_ids), []
-        self.wake()
+        self._close(choice)
 
     def take_prompt_logprobs(self) -> list[step_pb2.PromptLogprobs]:
         """What came since the last call. All of it comes before the first delta that has tokens, or with it."""
@@ -152,9 +165,16 @@ class RequestStream:
 
     def wake(self) -> None:
         """Something changed: the reader looks, and the owner forgets what is over."""
-        self._news.set()
+        self._has_news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
         if self.is_over:
             self._owner.forget(self)
+
+    def _close(self, choice: Choice) -> None:
+        choice.is_over = True
+        self._num_open -= 1
+        self.wake()
 
     def finish(self, choice: Choice, finished: session_pb2.Finished) -> None:
         if choice.is_over or self._error is not None:
@@ -166,9 +186,8 @@ class RequestStream:
         elif finished.cause == session_pb2.FINISH_CAUSE_INVALID:
             self.fail(InvalidArgument(finished.message or "the request cannot go on", field="sampling"), cancel=True)
         else:
-            choice.is_over = True
             choice.finished = finished
-            self.wake()
+            self._close(choice)
 
     def fail(self, error: RequestError, *, cancel: bool = False) -> None:
         if self.is_over:

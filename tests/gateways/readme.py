@@ -1,4 +1,4 @@
-"""The commands of the README's section on gateways, so that tests run what users are told to run."""
+"""The commands and the program of the README's section on gateways, so that tests run what users are told to run."""
 
 import shlex
 
@@ -22,3 +22,10 @@ def command(beginning: str) -> list[str]:
     while "=" in words[0]:
         words.pop(0)
     return words
+
+
+def program() -> str:
+    """The one Python program of the section."""
+    found = section().split("```python\n")[1:]
+    assert len(found) == 1
+    return found[0].split("```")[0]

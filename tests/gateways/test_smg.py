@@ -12,6 +12,7 @@ import pytest
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from tests.e2e.server import Serve
+from tests.gateways import readme
 from tests.gateways.conftest import smg_in_front_of
 from tests.gateways.gateway import Gateway
 
@@ -55,6 +56,15 @@ def got(smg: Gateway, direct, clients_python: Path) -> dict:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:] + smg.output()[-2000:]
     return {**json.loads(done.stdout), "stop string": stop}
+
+
+def test_the_program_of_the_readme_gets_an_answer(smg: Gateway, clients_python: Path) -> None:
+    program = readme.program()
+    assert "http://127.0.0.1:30000/" in program
+    program = program.replace("http://127.0.0.1:30000/", f"{smg.url}/")
+    done = subprocess.run([str(clients_python), "-c", program], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:] + smg.output()[-2000:]
+    assert done.stdout.strip()
 
 
 def test_chat_whole_and_streamed_is_what_we_answer_directly(got, direct):

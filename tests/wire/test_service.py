@@ -480,6 +480,8 @@ async def test_metrics_tell_what_happened(tmp_path):
             assert metric("stepwire_generation_tokens_total") == 20
             assert metric("stepwire_prompt_tokens_total", source="cached") == 16
             assert metric("stepwire_prompt_tokens_total", source="computed") == 24
+            load = await made.load()
+            assert (load.prompt_tokens_cached_total, load.prompt_tokens_total) == (16, 40)
             assert metric("stepwire_time_to_first_token_seconds_count") == 2
             assert metric("stepwire_inter_token_seconds_count") == 18
             assert metric("stepwire_epoch") == metric("stepwire_executor_ready") == 1

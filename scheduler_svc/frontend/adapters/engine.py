@@ -124,6 +124,8 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):
             max_total_num_tokens=load.blocks_total * bounds.block_size,
             token_usage=usage,
             utilization=usage,
+            # Over the scheduler's life, in prompt tokens.
+            cache_hit_rate=load.prompt_tokens_cached_total / max(1, load.prompt_tokens_total),
             gen_throughput=self._throughput.per_second(load.generation_tokens_total, time.monotonic()),
             max_running_requests=welcome.geometry.max_num_seqs,
         )

@@ -64,7 +64,9 @@ def test_every_client_takes_address_key_and_tls(command):
 
 def test_the_environment_says_where_and_who(monkeypatch):
     asked = []
-    monkeypatch.setattr("scheduler_svc.client.health.status", lambda *arguments: asked.append(arguments) or "SERVING")
+    monkeypatch.setattr(
+        "scheduler_svc.client.health.ask", lambda *arguments: asked.append(arguments) or ("SERVING", "")
+    )
     environ = {"STEPWIRE_ADDRESS": "there:7", "STEPWIRE_API_KEY": "k", "STEPWIRE_TLS_CA": "ca.pem"}
     assert CliRunner().invoke(app, ["health"], env=environ).exit_code == 0
     assert CliRunner().invoke(app, ["health", "--address", "here:1", "--api-key", "j"], env=environ).exit_code == 0

@@ -11,7 +11,7 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from scheduler_svc.client.chat import HELP, chat
 from scheduler_svc.client.generate import generate
-from scheduler_svc.client.health import advice, status
+from scheduler_svc.client.health import advice, ask
 from scheduler_svc.errors import StartupError
 
 
@@ -68,9 +68,9 @@ def test_a_refusal_is_one_line_with_the_status(address):
 def test_nobody_there_is_said_plainly():
     with pytest.raises(StartupError, match=r"nothing answers on 127.0.0.1:1: start `stepwire serve`"):
         generate("127.0.0.1:1", pb.GenerateRequest(text="x"), print, as_json=False)
-    answer = status("127.0.0.1:1", "", 5.0)
+    answer, words = ask("127.0.0.1:1", "", 5.0)
     assert answer == "UNAVAILABLE"
-    assert advice(answer, "127.0.0.1:1", "").startswith("nothing answers on 127.0.0.1:1: start `stepwire serve`")
+    assert words.startswith("nothing answers on 127.0.0.1:1: start `stepwire serve`")
 
 
 def test_only_answers_that_are_not_serving_come_with_advice():

@@ -211,5 +211,6 @@ class FakeSession:
             raise Unavailable("the scheduler is away", retry_after_s=1.0)
         return session_pb2.Load(
             num_running=1, num_waiting=2, blocks_total=20, blocks_owned=3, blocks_cached=4,
-            generation_tokens_total=5, prompt_tokens_total=6, epoch=7, executor_ready=True, num_frontends=8,
+            generation_tokens_total=5, prompt_tokens_total=6, prompt_tokens_cached_total=3, epoch=7,
+            executor_ready=True, num_frontends=8,
         )  # fmt: skip

@@ -52,6 +52,12 @@ def test_random_ids_concatenate_to_the_full_decode(name, data, skip):
     prompt = data.draw(st.lists(ids, min_size=1, max_size=8))
     output = data.draw(st.lists(ids, max_size=24))
     assert "".join(deltas(detokenizer, prompt, output, skip)) == expected(detokenizer.tokenizer, prompt, output, skip)
+    # Taken together, tokens say what they say one by one.
+    cut = data.draw(st.integers(0, len(output)))
+    together = detokenizer.stream(prompt, skip_special_tokens=skip)
+    parts = [together.push_all(output[:cut]), together.push_all(output[cut:]), together.flush()]
+    one_by_one = deltas(detokenizer, prompt, output, skip)
+    assert parts == ["".join(one_by_one[:cut]), "".join(one_by_one[cut:-1]), one_by_one[-1]]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

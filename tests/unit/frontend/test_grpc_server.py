@@ -220,7 +220,7 @@ def test_metrics_in_multiprocess_mode(tmp_path):
         "from prometheus_client import CollectorRegistry, generate_latest\n"
         "from prometheus_client.multiprocess import MultiProcessCollector\n"
         "from scheduler_svc.frontend.metrics import FrontendMetrics\n"
-        "m = FrontendMetrics(); m.opened(); m.first_token(0.5); m.tokens(0.004, 4); m.closed('stop'); m.opened()\n"
+        "m = FrontendMetrics(); m.opened(); m.first_token(0.5); m.tokens(0.004, 4, 1.0); m.closed('stop'); m.opened()\n"
         "m.refused('Chat', 'INTERNAL')\n"
         "r = CollectorRegistry(); MultiProcessCollector(r); print(generate_latest(r).decode())"
     )

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from scheduler_svc.client.config import Access
 from scheduler_svc.client.connection import aio_channel
-from scheduler_svc.client.health import status
+from scheduler_svc.client.health import ask
 from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend import api_keys, tls
 from scheduler_svc.frontend.config import FrontendConfig
@@ -136,8 +136,24 @@ async def test_the_health_command_over_tls(tmp_path, pki):
     friend = pki.issue("friend", "friend")
     config = pki.server(tls_client_ca=pki.ca_file)
     async with rig(tmp_path, config=config, access=pki.access(*friend)) as r:
-        assert await asyncio.to_thread(status, r.server.address, "", 10.0, pki.access(*friend)) == "SERVING"
-        assert await asyncio.to_thread(status, r.server.address, "", 10.0, pki.access()) == "UNAVAILABLE"
+        assert await health_of(r, pki.access(*friend)) == ("SERVING", "")
+        answer, words = await health_of(r, pki.access())
+        assert answer == "UNAVAILABLE"
+        assert words.startswith(f"no TLS with {r.server.address}")
+        answer, words = await health_of(r, Access())
+        assert answer == "UNAVAILABLE"
+        assert words.startswith(f"{r.server.address} closed the connection: it may want TLS (--tls-ca FILE)")
+
+
+async def test_the_health_command_with_tls_to_a_server_without(tmp_path, pki):
+    async with rig(tmp_path) as r:
+        answer, words = await health_of(r, pki.access())
+    assert answer == "UNAVAILABLE"
+    assert words.startswith(f"{r.server.address} answers, but not in TLS: leave --tls-ca out")
+
+
+async def health_of(r, access: Access) -> tuple[str, str]:
+    return await asyncio.to_thread(ask, r.server.address, "", 10.0, access)
 
 
 # ---- what cannot start ----

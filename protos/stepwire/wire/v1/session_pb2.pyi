@@ -249,7 +249,7 @@ class LoadQuery(_message.Message):
     def __init__(self, query_id: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("query_id", "num_running", "num_waiting", "blocks_total", "blocks_owned", "blocks_cached", "generation_tokens_total", "prompt_tokens_total", "epoch", "executor_ready", "num_frontends")
+    __slots__ = ("query_id", "num_running", "num_waiting", "blocks_total", "blocks_owned", "blocks_cached", "generation_tokens_total", "prompt_tokens_total", "epoch", "executor_ready", "num_frontends", "prompt_tokens_cached_total")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,7 @@ class Load(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_READY_FIELD_NUMBER: _ClassVar[int]
     NUM_FRONTENDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_CACHED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     num_running: int
     num_waiting: int
@@ -272,7 +273,8 @@ class Load(_message.Message):
     epoch: int
     executor_ready: bool
     num_frontends: int
-    def __init__(self, query_id: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_owned: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., epoch: _Optional[int] = ..., executor_ready: _Optional[bool] = ..., num_frontends: _Optional[int] = ...) -> None: ...
+    prompt_tokens_cached_total: int
+    def __init__(self, query_id: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_owned: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., epoch: _Optional[int] = ..., executor_ready: _Optional[bool] = ..., num_frontends: _Optional[int] = ..., prompt_tokens_cached_total: _Optional[int] = ...) -> None: ...
 
 class WatchBlocks(_message.Message):
     __slots__ = ("tenant", "stop")

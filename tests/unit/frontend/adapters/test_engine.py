@@ -231,6 +231,7 @@ async def test_who_this_is(tmp_path):
         row = loads.loads[0]
         assert (row.num_running_reqs, row.num_waiting_reqs, row.num_total_reqs) == (1, 2, 3)
         assert (row.num_used_tokens, row.max_total_num_tokens, row.token_usage) == (48, 320, 3 / 20)
+        assert row.cache_hit_rate == 3 / 6
         found = await refusal(stub(r).GetLoads(engine.GetLoadsRequest(dp_rank=1)))
         assert found.code is grpc.StatusCode.INVALID_ARGUMENT
 

@@ -1,0 +1,129 @@
+"""Readers of many streams, a process of its own: what arrived in a window of time, and how old it was.
+
+    python -m benchmarks.frontend_client < job.json > found.json
+
+Job: {"addresses", "streams", "prompt", "text", "max_tokens", "window_s", "palette", "pids", "calls"}. The window begins
+once every stream has had a token; the CPU time of `pids` is read as it begins and as it ends. `calls` > 0: instead of
+reading streams, that many requests one after the other, each of which is expected to be refused, and as many calls of
+GetModel beside them.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import grpc
+import psutil
+import uvloop
+
+from benchmarks.stamps import Ages, ticks
+from protos.stepwire.inference.v1 import inference_pb2 as pb
+from protos.stepwire.inference.v1 import inference_pb2_grpc
+
+CONNECT_LIMIT_S = 60.0
+
+
+class Reader:
+    """Counts while `is_open`."""
+
+    def __init__(self, job: dict[str, Any]):
+        self.is_open = False
+        self.messages = self.tokens = 0
+        self.ages_ms: list[float] = []
+        self.waiting = job["streams"]
+        self.all_begun = asyncio.Event()
+        self._ages = Ages(job["palette"])
+
+    async def read(self, stub: Any, request: pb.GenerateRequest) -> None:
+        """For ever: a stream that ends begins again."""
+        begun = False
+        while True:
+            async for message in stub.Generate(request):
+                if self.is_open and message.token_ids:
+                    self.messages += 1
+                    self.tokens += len(message.token_ids)
+                    self.ages_ms.append(self._ages.ms(message.token_ids[0], ticks()))
+                elif not begun:
+                    begun = True
+                    self.waiting -= 1
+                    if not self.waiting:
+                        self.all_begun.set()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process, in the kernel and out of it."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+async def streams(job: dict[str, Any], stubs: list[Any]) -> dict[str, Any]:
+    request = request_of(job)
+    reader = Reader(job)
+    tasks = [asyncio.create_task(reader.read(stubs[i % len(stubs)], request)) for i in range(job["streams"])]
+    begun = asyncio.create_task(reader.all_begun.wait())
+    await asyncio.wait([begun, *tasks], timeout=CONNECT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+    if not begun.done():
+        raise SystemExit(f"{reader.waiting} streams have not begun: {[t.exception() for t in tasks if t.done()][:1]}")
+    await asyncio.sleep(job["window_s"] / 4)
+    own, before, began = time.process_time(), [cpu_seconds(pid) for pid in job["pids"]], time.perf_counter()
+    reader.is_open = True
+    await asyncio.sleep(job["window_s"])
+    reader.is_open = False
+    seconds = time.perf_counter() - began
+    used = [cpu_seconds(pid) - cpu for pid, cpu in zip(job["pids"], before, strict=True)]
+    own = time.process_time() - own
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return {
+        "seconds": seconds,
+        "messages": reader.messages,
+        "tokens": reader.tokens,
+        "cpu_s": used,
+        "client_cpu_s": own,
+        "ages_ms": sorted(reader.ages_ms),
+    }
+
+
+def request_of(job: dict[str, Any]) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=job["prompt"]),
+        sampling=pb.SamplingParams(temperature=0.0),
+        stopping=pb.StoppingCriteria(max_tokens=job["max_tokens"], ignore_eos=True),
+        response=pb.ResponseOptions(text=job["text"]),
+    )
+
+
+async def refusals(job: dict[str, Any], stubs: list[Any]) -> dict[str, Any]:
+    """Milliseconds from the call to its end, one at a time."""
+    request, stub = request_of(job), stubs[0]
+    refused, answered = [], []
+    for _ in range(job["calls"]):
+        began = time.perf_counter()
+        try:
+            async for _ in stub.Generate(request):
+                raise SystemExit("a request was taken that was to be refused")
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+        refused.append((time.perf_counter() - began) * 1e3)
+        began = time.perf_counter()
+        await stub.GetModel(pb.GetModelRequest())
+        answered.append((time.perf_counter() - began) * 1e3)
+    return {"refused_ms": sorted(refused), "get_model_ms": sorted(answered)}
+
+
+async def run(job: dict[str, Any]) -> dict[str, Any]:
+    channels = [grpc.aio.insecure_channel(address) for address in job["addresses"]]
+    try:
+        await asyncio.wait_for(asyncio.gather(*(c.channel_ready() for c in channels)), CONNECT_LIMIT_S)
+        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
+        return await (refusals if job["calls"] else streams)(job, stubs)
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+if __name__ == "__main__":
+    json.dump(uvloop.run(run(json.load(sys.stdin))), sys.stdout)
