@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.stamps import ticks
-from executor_svc.backends.base import StepOutput
+from executor_svc.backends.base import AtOnce, StepOutput
 from executor_svc.batch import ForwardBatch
 from executor_svc.identity import fingerprint
 from executor_svc.link import ExecutorLink, LinkSettings
@@ -27,7 +27,7 @@ MAX_MODEL_LEN = 1 << 15
 BLOCK_SIZE = 16
 
 
-class StampingBackend:
+class StampingBackend(AtOnce):
     name = "simulated"
     device = "none"
 

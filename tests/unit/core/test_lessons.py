@@ -163,7 +163,8 @@ def test_a_prefix_that_was_found_for_a_request_that_expires_in_the_queue_can_be_
     assert life.core.expire(0.011) == 1
     life.core.check()
     life.finish()
-    assert life.outputs and life.free_blocks() == life.blocks_at_start
+    assert life.outputs
+    assert life.free_blocks() == life.blocks_at_start
     life.submit(4, 20, max_tokens=12)  # takes all eight blocks, those of the first prompt among them
     life.finish()
     assert (len(life.tokens(4)), life.ends(4)) == (12, [Cause.LENGTH])
@@ -229,7 +230,7 @@ def test_when_everybody_is_aborted_nothing_is_planned_but_their_release(depth: i
     plan = life.core.plan(0.0)
     assert plan is not None
     assert len(plan.release) == 4 * 4
-    assert not (plan.admit or plan.prefill or plan.grow or plan.copy)
+    assert not any((plan.admit, plan.prefill, plan.grow, plan.copy))
     life.results.append(life.executor.run(plan))
     assert life.core.plan(0.0) is None
     life.finish()
