@@ -127,8 +127,9 @@ def _latencies(state: State, snapshot: pb.Snapshot, width: int) -> Iterator[Text
     rates, totals = state.rates, snapshot.totals
     line = _labelled("latency", f"TTFT {words(rates.ttft_ms)}")
     yield _as_fits(line, [Text(f"    ITL {words(rates.itl_ms)}"), Text("    last 30 s")], width)
-    standby = sum(not executor.serving for executor in snapshot.executors)
-    serving = f"  executors {len(snapshot.executors) - standby}" + (f" + {standby} by" if standby else "")
+    num_executors = len(snapshot.executors)
+    num_serving = sum(executor.serving for executor in snapshot.executors)
+    serving = f"  executors {num_serving}" + (f" of {num_executors}" if num_executors > num_serving else "")
     line = _labelled("so far", f"{totals.preemptions:,} preempted, {totals.recomputed_tokens:,} tokens recomputed")
     yield _as_fits(line, [Text(f"    frontends {len(snapshot.frontends)}"), Text(serving)], width)
 

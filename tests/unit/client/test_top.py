@@ -159,13 +159,13 @@ def test_a_frame_has_the_size_of_the_terminal(name, size):
 def test_figures_of_usual_size_are_all_there(size):
     seen = busy(1500, 12, 3)
     seen.totals.preemptions, seen.totals.recomputed_tokens = 3, 450
-    del seen.frontends[1:], seen.executors[1:]
+    del seen.frontends[1:], seen.executors[2:]
     rates = Rates(479, 1204, 310, 0.1, 29, 34.2, 0.14, 0.21, 33.3, 0.9, (120, 850), (34.1, 80.4))
     text = "\n".join(line.plain for line in draw(State("127.0.0.1:50051", seen, rates, [1.0] * 9, "SmolLM2"), *size))
     for words in (
         *("SERVING", "SmolLM2", "bfloat16 on cpu", "epoch 1", "479 drawn", "1,204 computed, 310 from cache"),
         *("34.2 ms", "plan 0.14", "commit 0.21", "wire 0.90", "device 33.3", "TTFT p50 120  p99 850 ms"),
-        *("ITL p50 34.1  p99 80.4 ms", "3 preempted, 450 tokens recomputed", "frontends 1  executors 1"),
+        *("ITL p50 34.1  p99 80.4 ms", "3 preempted, 450 tokens recomputed", "frontends 1  executors 1 of 2"),
         *("1,500 x 16", "shared 187", "owned 563", "cached 375", "free 375", "1000 blocks by 60"),
         *("running 12 of 64  waiting 3", "prefill", "decode", "tenants", "q ", "quit", "story", "127.0.0.1:50051"),
     ):
