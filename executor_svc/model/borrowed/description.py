@@ -94,11 +94,11 @@ def _model_class(config: Any, source: str, architecture: str) -> Any:
 
 
 def _check_kind(config: Any, text: Any, model_class: Any, source: str, architecture: str) -> None:
+    if model_class._is_stateful:
+        raise _refusal(source, architecture, "it keeps a state that is no KV cache (state space or linear attention)")
     other = sorted({str(kind) for kind in getattr(text, "layer_types", None) or ()} - LAYER_TYPES)
     if other:
         raise _refusal(source, architecture, f"its layers of type {other[0]!r} are neither full nor sliding attention")
-    if model_class._is_stateful:
-        raise _refusal(source, architecture, "it keeps a state that is no KV cache (state space or linear attention)")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise _refusal(source, architecture, "it cannot be told the positions of its tokens")
 

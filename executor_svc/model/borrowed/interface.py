@@ -1,4 +1,4 @@
-"""Our side of transformers' attention interface: one attention function and one mask function, registered by name.
+"""Our side of transformers' attention interface: one attention function and one mask function, known by name.
 
 While a step runs, `running` says who answers for its attention. The mask function builds no mask: it describes the one
 that transformers would build, a number for "causal" or "causal within a window", and the attention function reads it.
@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from executor_svc.errors import StartupError
 
@@ -109,5 +108,9 @@ def _describe_mask(
     return torch.full((1, 1, 1, 1), local_size or 0, dtype=torch.int64, device=device)
 
 
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, _describe_mask)
+def register() -> None:
+    """Make transformers know our functions; imports it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _describe_mask)

@@ -1,25 +1,24 @@
 """From a description to a decoder: build transformers' model, fill it with our checkpoint's tensors, check it."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from executor_svc.errors import StartupError
+from executor_svc.model.borrowed.decoder import BorrowedDecoder
 from executor_svc.model.borrowed.description import Description, first_line
+from executor_svc.model.borrowed.interface import NAME, CannotBorrow, register
+from executor_svc.model.borrowed.self_check import check_itself
 from executor_svc.model.checkpoint import Checkpoint
 
 INTEGERS = {"BOOL", "U8", "I16", "I32", "I64"}
 
 
-def load_borrowed(path: str | Path, described: Description, dtype: torch.dtype) -> Any:
+def load_borrowed(path: str | Path, described: Description, dtype: torch.dtype) -> BorrowedDecoder:
     """The decoder; StartupError names what is missing or why the model cannot be computed in our way."""
     from transformers.utils import logging
 
-    from executor_svc.model.borrowed.decoder import BorrowedDecoder
-    from executor_svc.model.borrowed.interface import CannotBorrow
-    from executor_svc.model.borrowed.self_check import check_itself
-
+    register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     checkpoint = Checkpoint(path)
@@ -65,8 +64,6 @@ def _check_size(checkpoint: Checkpoint, described: Description) -> None:
 
 
 def _fill(checkpoint: Checkpoint, described: Description, dtype: torch.dtype) -> torch.nn.Module:
-    from executor_svc.model.borrowed.interface import NAME
-
     tensors = {
         name: checkpoint.take(name, entry.shape)
         for name, entry in checkpoint.entries.items()

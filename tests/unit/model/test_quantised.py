@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from executor_svc import startup
 from executor_svc.backends.weights_report import num_parameters, report
 from executor_svc.errors import StartupError
 from executor_svc.model.config import ModelConfig
@@ -203,6 +204,16 @@ def test_a_group_size_that_does_not_divide_the_inputs(tiny, tmp_path):
     write(tiny, tmp_path, quantising.awq, {**AWQ, "group_size": 24})
     with pytest.raises(StartupError, match="has 32 inputs, no multiple of group_size 24"):
         load(tmp_path)
+
+
+def test_long_loading_says_how_far_it_is(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(startup.time, "perf_counter", lambda: now[0])
+    show = startup.Startup().progress("layer")
+    for done in range(1, 13):
+        now[0] += 1.0
+        show(done, 12)
+    assert capsys.readouterr().err == "layer 5 of 12\nlayer 10 of 12\n"
 
 
 def test_what_is_about_to_be_loaded_is_said(tiny, tmp_path):
