@@ -1,10 +1,9 @@
 """What is about to be loaded, in one line before it is: what lies on disk, what becomes of it, what memory there is."""
 
-import math
 from pathlib import Path
 
 from executor_svc.geometry import show_bytes
-from executor_svc.model.borrowed import Description
+from executor_svc.model.borrowed import Description, num_stored
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.load import WeightType
@@ -18,7 +17,7 @@ def report(path: Path, config: ModelConfig | Description, dtype: WeightType, fre
     stored = _main_type(checkpoint) if config.quantised is None else config.quantised.summary
     name = str(dtype).removeprefix("torch.")
     if isinstance(config, Description):  # its parameters are those of the checkpoint
-        parameters = sum(math.prod(entry.shape) for entry in checkpoint.entries.values())
+        parameters = num_stored(checkpoint, config.quantised)
         size = parameters * _item_bytes(dtype)
     else:
         parameters = num_parameters(config)

@@ -3,6 +3,7 @@
 import ast
 import json
 import random
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,16 @@ from safetensors.torch import load_file, save_file
 from executor_svc.backends.select import make_backend
 from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettings
 from executor_svc.errors import StartupError
+from executor_svc.model.borrowed import num_stored
 from executor_svc.model.borrowed.description import describe, longest_position
 from executor_svc.model.borrowed.self_check import check_itself
+from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.load import load_model, read_model
 from executor_svc.startup import Startup
 from executor_svc.worker import Worker
 from tests.unit.executor.plans import ToyScheduler, ToySequence, greedy
+from tests.unit.model import quantising
+from tests.unit.model.quantising import write_quantised
 from tests.unit.model.support import TINY, Driver, Row, check_against, make_model, prompt
 
 SMALL = {"num_hidden_layers": 2}
@@ -128,6 +133,23 @@ def test_int8_is_for_our_own_decoders(model, capsys):
     assert f"computed in {backend.identity.dtype}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("head", [False, True])
+def test_quantised_weights(tmp_path, head):
+    plain, directory = tmp_path / "plain", tmp_path / "quantised"
+    reference = make_model(plain, "starcoder2", **SMALL, tie_word_embeddings=False)
+    directory.mkdir()
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True}
+    # The head of 97 rows does not fit into integers of eight fields.
+    writer = partial(quantising.gptq, reorder=True)
+    if head:
+        config, writer = {"quant_method": "fbgemm_fp8"}, partial(quantising.fp8, shared="channel")
+    write_quantised(plain, reference, directory, writer, config, head=head)
+    described = read_model(directory)
+    assert num_stored(Checkpoint(directory), described.quantised) == sum(p.numel() for p in reference.parameters())
+    decoder = load(directory)
+    check_against(reference, Driver(decoder, decoder.config).run(Row(prompt(20)), chunk=7, num_outputs=4))
+
+
 # ---- what cannot work says why -------------------------------------------------------------------------------------
 
 
@@ -147,7 +169,10 @@ def config_of(model_type: str, architecture: str, **more) -> dict:
         (config_of("grok9", "Grok9ForCausalLM"), "has no model_type 'grok9'$"),
         (config_of("grok9", "Grok9ForCausalLM", auto_map={"AutoConfig": "x.X"}), "code of the model's folder is never"),
         ({"architectures": ["X"]}, "no model_type None"),
-        (config_of("gpt_neox", "GPTNeoXForCausalLM", quantization_config={"quant_method": "awq"}), "quantised weights"),
+        (
+            config_of("gpt_neox", "GPTNeoXForCausalLM", quantization_config={"quant_method": "hqq"}),
+            "quant_method 'hqq'",
+        ),
         (config_of("gpt_neox", "GPTNeoXForCausalLM", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
         (config_of("gpt_neox", "GPTNeoXForCausalLM", vocab_size=1 << 40), "vocab_size is 1099511627776"),
         (config_of("gpt_neox", "GPTNeoXForCausalLM", hidden_size="wide"), "hidden_size|transformers refuses it"),

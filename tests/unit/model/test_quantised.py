@@ -1,9 +1,7 @@
 """Quantised checkpoints: written by independent code, loaded by ours, against transformers on the weights they mean."""
 
-import json
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +12,7 @@ from executor_svc.errors import StartupError
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.load import load_model
 from tests.unit.model import quantising
-from tests.unit.model.support import SEED, TINY, Driver, Row, check_against, load_decoders, make_model, prompt
+from tests.unit.model.support import TINY, Driver, Row, check_against, load_decoders, make_model, prompt
 
 GROUP = quantising.GROUP
 
@@ -78,25 +76,7 @@ def tiny(tmp_path_factory):
 
 
 def write(tiny, directory, writer, config: dict, *, head: bool = False) -> None:
-    """The model of `tiny` in `directory`, quantised; transformers' instance gets the weights that it means."""
-    tensors = load_file(tiny[0] / "model.safetensors")
-    tiny[1].load_state_dict(tensors)
-    rng = np.random.default_rng(SEED)
-    for name, module in tiny[1].named_modules():
-        if not isinstance(module, torch.nn.Linear) or (name == "lm_head" and not head):
-            continue
-        stored, means = writer(tensors.pop(f"{name}.weight").float().numpy(), rng)
-        for suffix, value in stored.items():
-            tensors[f"{name}.{suffix}"] = (
-                value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-            )
-        if config["quant_method"] not in ("awq", "gptq"):  # those know no scales of activations
-            tensors[f"{name}.input_scale"] = torch.ones(1)
-        with torch.no_grad():
-            module.weight.copy_(torch.from_numpy(means))
-    save_file(tensors, directory / "model.safetensors")
-    raw = json.loads((tiny[0] / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
+    quantising.write_quantised(*tiny, directory, writer, config, head=head)
 
 
 @pytest.mark.parametrize("case", CASES)
