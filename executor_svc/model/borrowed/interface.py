@@ -38,8 +38,9 @@ class Attention(Protocol):
         window: int | None,
         scale: float,
         softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """q [T, H, D], k and v [T, K, D] of one layer -> [T, H, D]."""
+        """q [T, H, D], k and v [T, K, D] of one layer, sinks [H] -> [T, H, D]."""
         ...
 
     def see_mask(self, mask_function: Callable[..., torch.Tensor], window: int | None) -> None:
@@ -60,7 +61,7 @@ def running(attention: Attention) -> Iterator[None]:
         _answers.reset(token)
 
 
-def _attend(
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -70,6 +71,7 @@ def _attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -96,6 +98,7 @@ def _attend(
         window=int(attention_mask) or None,
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=softcap,
+        sinks=s_aux,
     )
     return out[..., :width][None], None
 
@@ -112,5 +115,5 @@ def register() -> None:
     """Make transformers know our functions; imports it."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, _attend)
+    AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, _describe_mask)

@@ -25,7 +25,7 @@ from executor_svc.model.quantised.packing import dequantise, unpack, unpack_colu
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
 INT8 = frozenset({"I8"})
-MAX_TARGETS, MAX_PATTERN = 4096, 1024
+MAX_TARGETS, MAX_PATTERN, MAX_REPETITIONS, MAX_NAME = 4096, 1024, 4, 256
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Scheme:
     def names(self, module: str) -> bool:
         """Is this layer named, or matched by a pattern?"""
         return any(
-            re.match(target[3:], module) is not None if target.startswith("re:") else target == module
+            re.match(target[3:], module[:MAX_NAME]) is not None if target.startswith("re:") else target == module
             for target in self.targets
         )
 
@@ -147,11 +147,20 @@ def _targets(settings: Settings) -> tuple[str, ...]:
     for target in targets:
         if not isinstance(target, str) or len(target) > MAX_PATTERN:
             raise settings.refuse("targets", target, f"texts of at most {MAX_PATTERN} characters")
-        try:
-            re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
-        except re.error:
-            raise settings.refuse("targets", target, "regular expressions") from None
+        if target.startswith("re:"):
+            _check_pattern(settings, target)
     return tuple(targets)
+
+
+def _check_pattern(settings: Settings, target: str) -> None:
+    """A pattern must be one that cannot keep us busy: few repetitions, none of a group."""
+    pattern = target.removeprefix("re:")
+    if len(re.findall(r"(?<!\\)[*+{]", pattern)) > MAX_REPETITIONS or re.search(r"(?<!\\)\)[*+{]", pattern):
+        raise settings.refuse("targets", target, f"patterns of at most {MAX_REPETITIONS} repetitions, none of a group")
+    try:
+        re.compile(pattern)
+    except re.error:
+        raise settings.refuse("targets", target, "regular expressions") from None
 
 
 def _packed(scheme: Scheme, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:

@@ -17,6 +17,7 @@ from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettin
 from executor_svc.errors import StartupError
 from executor_svc.model.borrowed import num_stored
 from executor_svc.model.borrowed.description import describe, longest_position
+from executor_svc.model.borrowed.interface import CannotBorrow, attend
 from executor_svc.model.borrowed.self_check import check_itself
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.load import load_model, read_model
@@ -32,6 +33,10 @@ VARIANTS = {
     "gpt_neox": ("gpt_neox", SMALL),  # partial rotary embeddings, parallel branches, layer norms
     "starcoder2": ("starcoder2", {**SMALL, "sliding_window": 20}),
     "opt": ("opt", SMALL),  # learned positions
+    "gpt_oss": (  # attention sinks, every other layer within a window, experts
+        "gpt_oss",
+        {**SMALL, "sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "deepseek_v3": (  # values narrower than keys, experts
         "deepseek_v3",
         {
@@ -193,17 +198,27 @@ def test_positions_end_where_scaling_by_length_begins():
     assert longest_position(plain, "config.json") == 131_072
 
 
+def test_a_mask_that_is_not_causal_is_seen_at_once(tmp_path):
+    make_model(tmp_path, "bert", **SMALL)
+    with pytest.raises(StartupError, match="neither causal nor a sliding window"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("model_type", "more", "message"),
+    ("more", "message"),
     [
-        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "its attention takes 's_aux'"),
-        ("bert", {}, "neither causal nor a sliding window"),
+        ({"position_bias": torch.ones(1)}, "takes 'position_bias'"),
+        ({"is_causal": False}, "not causal"),
+        ({"attention_mask": None}, "masks of its own"),
+        ({"attention_mask": torch.zeros(1, 1, 4, 4)}, "masks of its own"),
+        ({"value": torch.zeros(1, 2, 4, 16)}, "heads do not fit"),
     ],
 )
-def test_refusals_from_a_first_look(tmp_path, model_type, more, message):
-    make_model(tmp_path, model_type, **SMALL, **more)
-    with pytest.raises(StartupError, match=message):
-        load(tmp_path)
+def test_attention_that_ours_does_not_do(more, message):
+    heads = {name: torch.zeros(1, 2, 4, 8) for name in ("query", "key", "value")}
+    given = {"module": torch.nn.Identity(), **heads, "attention_mask": torch.zeros(1, dtype=torch.int64), **more}
+    with pytest.raises(CannotBorrow, match=message):
+        attend(**given)
 
 
 def test_a_model_whose_tokens_see_their_neighbours_in_the_batch_is_found_out(neox):

@@ -143,6 +143,16 @@ def test_layers_of_one_model_may_be_stored_in_several_ways(tiny, tmp_path):
         (compressed("int", INT4, "pack-quantized", transform_config={"config_groups": {"a": 1}}), "transform_config"),
         (compressed("int", INT4, "pack-quantized", config_groups={}), "config_groups"),
         (compressed("int", INT4, "pack-quantized", config_groups={"a": {"targets": ["re:("], "weights": INT4}}), "re:"),
+        (
+            compressed("int", INT4, "pack-quantized", config_groups={"a": {"targets": ["re:(a+)+$"], "weights": INT4}}),
+            "none of a group",
+        ),
+        (
+            compressed(
+                "int", INT4, "pack-quantized", config_groups={"a": {"targets": ["re:.*.*.*.*.*x"], "weights": INT4}}
+            ),
+            "at most 4 repetitions",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(config, message):
