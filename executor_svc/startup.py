@@ -3,10 +3,12 @@
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from executor_svc.log_output import JsonLines
+
+PROGRESS_INTERVAL_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -25,3 +27,15 @@ class Startup:
         started = time.perf_counter()
         yield
         self.note(f"{name} {time.perf_counter() - started:.1f} s")
+
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """To be called with (done, in all): says so now and then, while there is something left."""
+        said = time.perf_counter()
+
+        def show(done: int, total: int) -> None:
+            nonlocal said
+            if done < total and time.perf_counter() - said >= PROGRESS_INTERVAL_S:
+                said = time.perf_counter()
+                self.note(f"{what} {done} of {total}")
+
+        return show

@@ -1,7 +1,6 @@
 """The CPU backend: a real model, its KV pool and the sampler, glued. How the model computes is the model's business."""
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,14 +15,12 @@ from executor_svc.identity import fingerprint
 from executor_svc.kv_cache import KVPool
 from executor_svc.memory import available_memory
 from executor_svc.model.decoder import Decoder
-from executor_svc.model.load import load_model, read_model
+from executor_svc.model.load import WeightType, computed_type, load_model, read_model
 from executor_svc.model.native import prefers_bf16
 from executor_svc.race import Race, load_race
 from executor_svc.sampler import Sampler, score
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2
-
-Weights = torch.dtype | Literal["int8"]
 
 CPU_DEFAULTS = Defaults(block_size=16, max_num_seqs=128, max_num_batched_tokens=512)
 
@@ -67,7 +64,10 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     num_threads = config.threads or available_cores()
     torch.set_num_threads(num_threads)
     described = read_model(config.model)
-    dtype = resolve_dtype(config.dtype)
+    wanted = resolve_dtype(config.dtype)
+    dtype = computed_type(described, wanted)
+    if dtype != wanted:
+        startup.note(f"{wanted} is for our own decoders: {described.architecture} is computed in {_name(dtype)}")
     if config.kv_dtype is not KVDtype.AUTO:
         raise StartupError(f"--kv-dtype {config.kv_dtype} is not offered by the cpu backend: leave it at auto")
     startup.note(report(config.model, described, dtype, available_memory(), "memory"))
@@ -76,6 +76,7 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
             config.model,
             described,
             dtype=dtype,
+            progress=startup.progress("loading weights: layer"),
             num_threads=num_threads,
             cache_dir=cache_directory() / "native",
             notice=startup.note,
@@ -104,7 +105,7 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     return CpuBackend(decoder, pool, geometry, identity, race)
 
 
-def resolve_dtype(choice: Dtype) -> Weights:
+def resolve_dtype(choice: Dtype) -> WeightType:
     match choice:
         case Dtype.AUTO:
             # Half the memory traffic, where the arithmetic costs no more for it.
@@ -115,5 +116,5 @@ def resolve_dtype(choice: Dtype) -> Weights:
             return getattr(torch, choice.value)
 
 
-def _name(dtype: Weights) -> str:
+def _name(dtype: WeightType) -> str:
     return str(dtype).removeprefix("torch.")

@@ -293,7 +293,8 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
     dtype, kv_dtype = resolve_types(config.dtype, config.kv_dtype, torch.cuda.get_device_capability())
     startup.note(report(config.model, model, dtype, torch.cuda.mem_get_info()[0], "device memory"))
     with startup.phase("loading weights"):
-        decoder = TritonDecoder(WeightSource(Checkpoint(config.model), model), dtype=dtype, device=where)
+        source, progress = WeightSource(Checkpoint(config.model), model), startup.progress("loading weights: layer")
+        decoder = TritonDecoder(source, dtype=dtype, device=where, progress=progress)
         torch.cuda.synchronize()
     sizes = config.sizes
     with startup.phase("measuring the widest step"):

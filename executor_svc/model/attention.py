@@ -58,8 +58,12 @@ class PagedStep:
         window: int | None,
         scale: float,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store the step's keys and values [T, K, D], then attend with q [T, H, D]; returns [T, H, D]."""
+        """Store the step's keys and values [T, K, D], then attend with q [T, H, D]; returns [T, H, D].
+
+        sinks [H]: a score of each head that takes its share of the softmax and gives nothing.
+        """
         pages_k, pages_v = self.kv.layers[layer]
         block, offset = self.slots // self.kv.block_size, self.slots % self.kv.block_size
         pages_k[block, :, offset] = k.to(pages_k.dtype)
@@ -75,7 +79,7 @@ class PagedStep:
                 self._gather(pages, span).to(q.dtype).masked_fill(unseen, 0) for pages in (pages_k, pages_v)
             )
             queries = q[span.tokens].transpose(1, 2)
-            out[span.tokens] = _attend(queries, keys, values, seen, scale, softcap).transpose(1, 2)
+            out[span.tokens] = _attend(queries, keys, values, seen, scale, softcap, sinks).transpose(1, 2)
         return out
 
     def _gather(self, pages: torch.Tensor, span: _Span) -> torch.Tensor:
@@ -85,14 +89,27 @@ class PagedStep:
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float, cap: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    if cap is None:
+    if cap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], scale=scale, enable_gqa=True)
     group = q.shape[1] // k.shape[1]
     scores = (q.float() @ k.repeat_interleave(group, 1).float().transpose(-1, -2)) * scale
-    scores = (torch.tanh(scores / cap) * cap).masked_fill(~seen[:, None], float("-inf"))
-    return (scores.softmax(-1) @ v.repeat_interleave(group, 1).float()).to(q.dtype)
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    if sinks is not None:
+        extra = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ v.repeat_interleave(group, 1).float()).to(q.dtype)
 
 
 def _spans(batch, block_size: int, device: torch.device) -> list[_Span]:

@@ -58,6 +58,14 @@ class Checkpoint:
             raise StartupError(f"{self.directory}: the checkpoint lacks tensor {name!r}; is the download complete?")
         return self.entries[name].shape
 
+    def kind(self, name: str) -> str | None:
+        """Type of tensor `name` as safetensors calls it, None where there is no such tensor."""
+        return self.entries[name].dtype if name in self.entries else None
+
+    def was_taken(self, name: str) -> bool:
+        """Has somebody asked for tensor `name`?"""
+        return name in self._taken
+
     def take(self, name: str, shape: tuple[int, ...], kinds: frozenset[str] = FLOATS) -> torch.Tensor:
         """Tensor `name` as stored, which must have exactly `shape` and one of the types `kinds`."""
         found = self.shape(name)

@@ -16,6 +16,8 @@ from executor_svc.model.families import FAMILIES
 from executor_svc.model.native_decoder import NativeDecoder, unsupported
 from executor_svc.model.weights import Progress, WeightSource
 
+WeightType = torch.dtype | Literal["int8"]
+
 _KINDS = {torch.float32: native.F32, torch.bfloat16: native.BF16, "int8": native.INT8}
 
 
@@ -27,11 +29,16 @@ def read_model(path: str | Path) -> ModelConfig | Description:
     return describe(raw, source)
 
 
+def computed_type(config: ModelConfig | Description, dtype: WeightType) -> WeightType:
+    """What the weights will be in where `dtype` was asked for: only our own decoders know int8."""
+    return _wide_type() if isinstance(config, Description) and dtype == "int8" else dtype
+
+
 def load_model(
     path: str | Path,
     config: ModelConfig | Description,
     *,
-    dtype: torch.dtype | Literal["auto", "int8"] = "auto",
+    dtype: WeightType | Literal["auto"] = "auto",
     progress: Progress | None = None,
     num_threads: int = 0,
     cache_dir: Path | None = None,
@@ -47,7 +54,9 @@ def load_model(
     if dtype == "auto":
         dtype = torch.bfloat16 if native.prefers_bf16() else torch.float32
     if isinstance(config, Description):
-        return load_borrowed(path, config, _wide_type() if dtype == "int8" else dtype)
+        computed = computed_type(config, dtype)
+        assert isinstance(computed, torch.dtype)
+        return load_borrowed(path, config, computed)
     num_threads = num_threads or len(os.sched_getaffinity(0))
     reason = "not wanted" if not use_native else unsupported(config)
     if reason is None and dtype not in _KINDS:

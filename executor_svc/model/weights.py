@@ -158,14 +158,15 @@ class WeightSource:
 
     def _num_outputs(self, name: str) -> int | None:
         """Rows of a linear layer's weight, None where the checkpoint has no such layer."""
-        stored = None if self.quantised is None else self.quantised.num_outputs(name, self.checkpoint)
-        if stored is None and f"{name}.weight" in self.checkpoint:
-            return next(iter(self.checkpoint.shape(f"{name}.weight")), 0)
-        return stored
+        stored = None if self.quantised is None else self.quantised.shape(name, self.checkpoint)
+        if stored is not None:
+            return stored[0]
+        plain = f"{name}.weight"
+        return next(iter(self.checkpoint.shape(plain)), 0) if plain in self.checkpoint else None
 
     def _weight(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
         """[outputs, inputs], dequantised where need be."""
-        if self.quantised is not None and self.quantised.num_outputs(name, self.checkpoint) is not None:
+        if self.quantised is not None and self.quantised.shape(name, self.checkpoint) is not None:
             return self.quantised.weight(name, self.checkpoint, (outputs, inputs))
         return self.checkpoint.take(f"{name}.weight", (outputs, inputs))
 

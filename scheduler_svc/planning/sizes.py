@@ -3,7 +3,8 @@
     parameters    embedding + layers * (q, k, v, o projections + 3 * hidden * intermediate + norms) (+ head, if untied)
     KV of a token 2 * layers * kv heads * head size * bytes of the KV type
 
-Experts of mixtures are all counted as weights; a step of many rows reads most of them.
+Experts of mixtures are all counted as weights; a step of many rows reads most of them. A quantised checkpoint counts as
+what it becomes: executors dequantise it.
 """
 
 import json

@@ -6,6 +6,6 @@ needed.
 """
 
 from executor_svc.model.borrowed.description import Description, describe
-from executor_svc.model.borrowed.load import load_borrowed
+from executor_svc.model.borrowed.load import load_borrowed, num_stored
 
-__all__ = ["Description", "describe", "load_borrowed"]
+__all__ = ["Description", "describe", "load_borrowed", "num_stored"]

@@ -70,9 +70,9 @@ class _Step:
     def see_mask(self, mask_function: Callable[..., torch.Tensor], window: int | None) -> None:
         """Masks were looked at once, when the model was loaded."""
 
-    def attend(self, module, q, k, v, *, window, scale, softcap) -> torch.Tensor:
+    def attend(self, module, q, k, v, **how: Any) -> torch.Tensor:
         """As `PagedStep.attend`."""
-        return self.step.attend(q, k, v, self.layers[module], window=window, scale=scale, softcap=softcap)
+        return self.step.attend(q, k, v, self.layers[module], **how)
 
 
 class _Probe:
@@ -95,7 +95,7 @@ class _Probe:
             if not torch.equal(torch.as_tensor(found).expand(keys.shape), expected):
                 raise CannotBorrow("its attention mask is neither causal nor a sliding window")
 
-    def attend(self, module, q, k, v, *, window, scale, softcap) -> torch.Tensor:
+    def attend(self, module, q, k, v, **how: Any) -> torch.Tensor:
         """Remembers; what it returns has the right shape and no meaning."""
         if module in self.seen:
             raise CannotBorrow("a layer of it attends more than once a step")

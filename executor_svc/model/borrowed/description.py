@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor_svc.errors import StartupError
+from executor_svc.model.quantised import Method, read_method
 
 MAX_LAYERS, MAX_SIZE = 4096, 1 << 24
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -28,15 +29,13 @@ class Description:
     model_class: Any
     vocab_size: int
     max_position: int
-
-    quantised: None = None
+    quantised: Method | None = None  # how the checkpoint stores linear layers; None: as they are
 
 
 def describe(raw: dict[str, Any], source: str) -> Description:
     """The description of the model of a config.json; StartupError says why there is none."""
     architecture = str(raw["architectures"][0])
-    if raw.get("quantization_config") is not None:
-        raise _refusal(source, architecture, "quantised weights are loaded for the table's architectures only")
+    quantised = read_method(raw.get("quantization_config"), source)
     config = _build_config(raw, source, architecture)
     model_class = _model_class(config, source, architecture)
     text = config.get_text_config(decoder=True)
@@ -45,7 +44,9 @@ def describe(raw: dict[str, Any], source: str) -> Description:
         if value is not None and (not isinstance(value, int) or not 0 <= value <= limit):
             raise StartupError(f"{source}: {name} is {value!r}; it must be an integer from 0 to {limit}")
     _check_kind(config, text, model_class, source, architecture)
-    return Description(architecture, config, model_class, int(text.vocab_size), longest_position(text, source))
+    return Description(
+        architecture, config, model_class, int(text.vocab_size), longest_position(text, source), quantised
+    )
 
 
 def _refusal(source: str, architecture: str, reason: str) -> StartupError:
@@ -94,11 +95,11 @@ def _model_class(config: Any, source: str, architecture: str) -> Any:
 
 
 def _check_kind(config: Any, text: Any, model_class: Any, source: str, architecture: str) -> None:
+    if model_class._is_stateful:
+        raise _refusal(source, architecture, "it keeps a state that is no KV cache (state space or linear attention)")
     other = sorted({str(kind) for kind in getattr(text, "layer_types", None) or ()} - LAYER_TYPES)
     if other:
         raise _refusal(source, architecture, f"its layers of type {other[0]!r} are neither full nor sliding attention")
-    if model_class._is_stateful:
-        raise _refusal(source, architecture, "it keeps a state that is no KV cache (state space or linear attention)")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise _refusal(source, architecture, "it cannot be told the positions of its tokens")
 

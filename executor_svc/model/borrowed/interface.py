@@ -1,4 +1,4 @@
-"""Our side of transformers' attention interface: one attention function and one mask function, registered by name.
+"""Our side of transformers' attention interface: one attention function and one mask function, known by name.
 
 While a step runs, `running` says who answers for its attention. The mask function builds no mask: it describes the one
 that transformers would build, a number for "causal" or "causal within a window", and the attention function reads it.
@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from executor_svc.errors import StartupError
 
@@ -39,8 +38,9 @@ class Attention(Protocol):
         window: int | None,
         scale: float,
         softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """q [T, H, D], k and v [T, K, D] of one layer -> [T, H, D]."""
+        """q [T, H, D], k and v [T, K, D] of one layer, sinks [H] -> [T, H, D]."""
         ...
 
     def see_mask(self, mask_function: Callable[..., torch.Tensor], window: int | None) -> None:
@@ -61,7 +61,7 @@ def running(attention: Attention) -> Iterator[None]:
         _answers.reset(token)
 
 
-def _attend(
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -71,6 +71,7 @@ def _attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -97,6 +98,7 @@ def _attend(
         window=int(attention_mask) or None,
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=softcap,
+        sinks=s_aux,
     )
     return out[..., :width][None], None
 
@@ -109,5 +111,9 @@ def _describe_mask(
     return torch.full((1, 1, 1, 1), local_size or 0, dtype=torch.int64, device=device)
 
 
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, _describe_mask)
+def register() -> None:
+    """Make transformers know our functions; imports it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, _describe_mask)

@@ -1,25 +1,26 @@
 """From a description to a decoder: build transformers' model, fill it with our checkpoint's tensors, check it."""
 
+import math
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from executor_svc.errors import StartupError
+from executor_svc.model.borrowed.decoder import BorrowedDecoder
 from executor_svc.model.borrowed.description import Description, first_line
+from executor_svc.model.borrowed.interface import NAME, CannotBorrow, register
+from executor_svc.model.borrowed.self_check import check_itself
 from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.quantised import Method, quantised_modules
 
 INTEGERS = {"BOOL", "U8", "I16", "I32", "I64"}
 
 
-def load_borrowed(path: str | Path, described: Description, dtype: torch.dtype) -> Any:
+def load_borrowed(path: str | Path, described: Description, dtype: torch.dtype) -> BorrowedDecoder:
     """The decoder; StartupError names what is missing or why the model cannot be computed in our way."""
     from transformers.utils import logging
 
-    from executor_svc.model.borrowed.decoder import BorrowedDecoder
-    from executor_svc.model.borrowed.interface import CannotBorrow
-    from executor_svc.model.borrowed.self_check import check_itself
-
+    register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     checkpoint = Checkpoint(path)
@@ -52,26 +53,41 @@ def _check_size(checkpoint: Checkpoint, described: Description) -> None:
     implied = sum(parameter.numel() for parameter in model.parameters())
     buffers = sum(buffer.numel() for buffer in model.buffers())
     tied = model.get_input_embeddings().weight.numel()
-    stored = 0
-    for entry in checkpoint.entries.values():
-        size = 1
-        for extent in entry.shape:
-            size *= extent
-        stored += size
+    stored = num_stored(checkpoint, described.quantised)
     if implied > stored + tied or buffers > max(stored, 1 << 24):
         raise StartupError(
             f"{checkpoint.directory}: config.json implies {implied:,} parameters, the checkpoint holds {stored:,}"
         )
 
 
-def _fill(checkpoint: Checkpoint, described: Description, dtype: torch.dtype) -> torch.nn.Module:
-    from executor_svc.model.borrowed.interface import NAME
-
-    tensors = {
-        name: checkpoint.take(name, entry.shape)
+def num_stored(checkpoint: Checkpoint, method: Method | None) -> int:
+    """Parameters that the checkpoint holds, those of quantised layers counted as what they become."""
+    layers = {} if method is None else quantised_modules(method, checkpoint)
+    plain = (
+        math.prod(entry.shape)
         for name, entry in checkpoint.entries.items()
-        if entry.dtype not in INTEGERS  # masks and tables that old checkpoints keep: no parameter is an integer
-    }
+        if entry.dtype not in INTEGERS and (name.endswith(".bias") or name.rpartition(".")[0] not in layers)
+    )
+    return sum(plain) + sum(math.prod(shape) for shape in layers.values())
+
+
+def _tensors(checkpoint: Checkpoint, method: Method | None, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Everything that can be a parameter; quantised layers as weights in `dtype`."""
+    unused: tuple[str, ...] = ()
+    tensors = {}
+    if method is not None:
+        unused = method.unused
+        for module, shape in quantised_modules(method, checkpoint).items():
+            tensors[f"{module}.weight"] = method.weight(module, checkpoint, shape).to(dtype)
+    for name, entry in checkpoint.entries.items():
+        # No parameter is an integer: old checkpoints keep masks and tables.
+        if entry.dtype not in INTEGERS and not checkpoint.was_taken(name) and not name.endswith(unused):
+            tensors[name] = checkpoint.take(name, entry.shape)
+    return tensors
+
+
+def _fill(checkpoint: Checkpoint, described: Description, dtype: torch.dtype) -> torch.nn.Module:
+    tensors = _tensors(checkpoint, described.quantised, dtype)
     try:
         model, found = described.model_class.from_pretrained(
             None,

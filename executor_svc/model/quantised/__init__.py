@@ -4,7 +4,7 @@ A model runs on the weights that its checkpoint means, in the type that was aske
 loaded, layer by layer. Activations are never quantised, whatever the checkpoint was made for.
 """
 
-from executor_svc.model.quantised.method import Method, Settings
+from executor_svc.model.quantised.method import Method, Settings, quantised_modules
 from executor_svc.model.quantised.methods import read_method
 
-__all__ = ["Method", "Settings", "read_method"]
+__all__ = ["Method", "Settings", "quantised_modules", "read_method"]

@@ -11,7 +11,7 @@ import torch
 
 from executor_svc.errors import StartupError
 from executor_svc.model.checkpoint import INT32, Checkpoint
-from executor_svc.model.quantised.method import Settings, num_groups
+from executor_svc.model.quantised.method import Settings, matrix, num_groups
 from executor_svc.model.quantised.packing import dequantise, unpack
 
 BITS, FIELDS = 4, 8
@@ -39,9 +39,9 @@ class Awq:
     def summary(self) -> str:
         return f"awq, {BITS} bits, groups of {self.group_size}"
 
-    def num_outputs(self, module: str, checkpoint: Checkpoint) -> int | None:
-        name = f"{module}.qweight"
-        return checkpoint.shape(name)[-1] * FIELDS if name in checkpoint and checkpoint.shape(name) else None
+    def shape(self, module: str, checkpoint: Checkpoint) -> tuple[int, int] | None:
+        packed = matrix(f"{module}.qweight", checkpoint)
+        return packed and (packed[1] * FIELDS, packed[0])
 
     def weight(self, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:
         outputs, inputs = shape

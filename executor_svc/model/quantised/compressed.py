@@ -19,13 +19,13 @@ from executor_svc.errors import StartupError
 from executor_svc.model.checkpoint import FLOAT8, INT32, Checkpoint
 from executor_svc.model.quantised.fp8 import read_block, spread, take_scales
 from executor_svc.model.quantised.gptq import group_order
-from executor_svc.model.quantised.method import Settings, num_groups
+from executor_svc.model.quantised.method import Settings, matrix, num_groups
 from executor_svc.model.quantised.nvfp4 import GROUP, take_nvfp4
 from executor_svc.model.quantised.packing import dequantise, unpack, unpack_columns
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
 INT8 = frozenset({"I8"})
-MAX_TARGETS, MAX_PATTERN = 4096, 1024
+MAX_TARGETS, MAX_PATTERN, MAX_REPETITIONS, MAX_NAME = 4096, 1024, 4, 256
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Scheme:
     def names(self, module: str) -> bool:
         """Is this layer named, or matched by a pattern?"""
         return any(
-            re.match(target[3:], module) is not None if target.startswith("re:") else target == module
+            re.match(target[3:], module[:MAX_NAME]) is not None if target.startswith("re:") else target == module
             for target in self.targets
         )
 
@@ -78,13 +78,16 @@ class CompressedTensors:
     def summary(self) -> str:
         return "compressed-tensors, " + "; ".join(sorted({str(scheme) for scheme in self.schemes}))
 
-    def num_outputs(self, module: str, checkpoint: Checkpoint) -> int | None:
-        packed, plain = f"{module}.weight_packed", f"{module}.weight"
-        if packed in checkpoint and checkpoint.shape(packed):
-            return checkpoint.shape(packed)[0]
-        if plain in checkpoint and checkpoint.entries[plain].dtype in INT8 | FLOAT8 and checkpoint.shape(plain):
-            return checkpoint.shape(plain)[0]
-        return None
+    def shape(self, module: str, checkpoint: Checkpoint) -> tuple[int, int] | None:
+        packed = matrix(f"{module}.weight_packed", checkpoint)
+        if packed is None:
+            name = f"{module}.weight"
+            return matrix(name, checkpoint) if checkpoint.kind(name) in INT8 | FLOAT8 else None
+        scheme = self._scheme_of(module, checkpoint)
+        if scheme.is_float:
+            return packed[0], packed[1] * 2
+        told = _told_shape(module, checkpoint)
+        return told if told is not None else (packed[0], packed[1] * 32 // scheme.bits)
 
     def weight(self, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:
         scheme = self._scheme_of(module, checkpoint)
@@ -144,11 +147,20 @@ def _targets(settings: Settings) -> tuple[str, ...]:
     for target in targets:
         if not isinstance(target, str) or len(target) > MAX_PATTERN:
             raise settings.refuse("targets", target, f"texts of at most {MAX_PATTERN} characters")
-        try:
-            re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
-        except re.error:
-            raise settings.refuse("targets", target, "regular expressions") from None
+        if target.startswith("re:"):
+            _check_pattern(settings, target)
     return tuple(targets)
+
+
+def _check_pattern(settings: Settings, target: str) -> None:
+    """A pattern must be one that cannot keep us busy: few repetitions, none of a group."""
+    pattern = target.removeprefix("re:")
+    if len(re.findall(r"(?<!\\)[*+{]", pattern)) > MAX_REPETITIONS or re.search(r"(?<!\\)\)[*+{]", pattern):
+        raise settings.refuse("targets", target, f"patterns of at most {MAX_REPETITIONS} repetitions, none of a group")
+    try:
+        re.compile(pattern)
+    except re.error:
+        raise settings.refuse("targets", target, "regular expressions") from None
 
 
 def _packed(scheme: Scheme, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:
@@ -156,7 +168,11 @@ def _packed(scheme: Scheme, module: str, checkpoint: Checkpoint, shape: tuple[in
     bits, middle = scheme.bits, 1 << (scheme.bits - 1)
     groups = num_groups(module, checkpoint, inputs, scheme.group_size)
     packed = checkpoint.take(f"{module}.weight_packed", (outputs, -(-inputs * bits // 32)), INT32)
-    _check_shape(module, checkpoint, shape)
+    if _told_shape(module, checkpoint) not in (None, shape):
+        told = list(_told_shape(module, checkpoint) or ())
+        raise StartupError(
+            f"{checkpoint.directory}: {module}.weight_shape is {told}; config.json implies {list(shape)}"
+        )
     scales = _wide(f"{module}.weight_scale", checkpoint, outputs, groups)
     zeros: torch.Tensor | None = None
     name = f"{module}.weight_zero_point"
@@ -169,13 +185,13 @@ def _packed(scheme: Scheme, module: str, checkpoint: Checkpoint, shape: tuple[in
     return dequantise(unpack(packed, bits)[:, :inputs], scales, zeros, order)
 
 
-def _check_shape(module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> None:
+def _told_shape(module: str, checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """`weight_shape`, which tells how much of the last packed integer counts."""
     name = f"{module}.weight_shape"
     if name not in checkpoint:
-        return
-    found = tuple(checkpoint.take(name, (2,), frozenset({"I64", "I32"})).tolist())
-    if found != shape:
-        raise StartupError(f"{checkpoint.directory}: {name} is {list(found)}; config.json implies {list(shape)}")
+        return None
+    outputs, inputs = checkpoint.take(name, (2,), frozenset({"I64", "I32"})).tolist()
+    return outputs, inputs
 
 
 def _wide(

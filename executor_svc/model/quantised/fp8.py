@@ -11,7 +11,7 @@ import torch
 
 from executor_svc.errors import StartupError
 from executor_svc.model.checkpoint import FLOAT8, Checkpoint
-from executor_svc.model.quantised.method import Settings
+from executor_svc.model.quantised.method import Settings, matrix
 
 SCALES = ("weight_scale_inv", "weight_scale")
 MAX_BLOCK = 1 << 16
@@ -36,11 +36,9 @@ class Fp8:
         )
         return f"{self.name}, {shared}"
 
-    def num_outputs(self, module: str, checkpoint: Checkpoint) -> int | None:
+    def shape(self, module: str, checkpoint: Checkpoint) -> tuple[int, int] | None:
         name = f"{module}.weight"
-        if name not in checkpoint or checkpoint.entries[name].dtype not in FLOAT8 or not checkpoint.shape(name):
-            return None
-        return checkpoint.shape(name)[0]
+        return matrix(name, checkpoint) if checkpoint.kind(name) in FLOAT8 else None
 
     def weight(self, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:
         name = next((f"{module}.{s}" for s in SCALES if f"{module}.{s}" in checkpoint), None)

@@ -12,7 +12,7 @@ import torch
 
 from executor_svc.errors import StartupError
 from executor_svc.model.checkpoint import INT32, Checkpoint
-from executor_svc.model.quantised.method import Settings, num_groups
+from executor_svc.model.quantised.method import Settings, matrix, num_groups
 from executor_svc.model.quantised.packing import dequantise, unpack, unpack_columns
 
 
@@ -43,9 +43,9 @@ class Gptq:
     def summary(self) -> str:
         return f"gptq, {self.bits} bits, groups of {self.group_size}"
 
-    def num_outputs(self, module: str, checkpoint: Checkpoint) -> int | None:
-        name = f"{module}.qweight"
-        return checkpoint.shape(name)[-1] if name in checkpoint and checkpoint.shape(name) else None
+    def shape(self, module: str, checkpoint: Checkpoint) -> tuple[int, int] | None:
+        packed = matrix(f"{module}.qweight", checkpoint)
+        return packed and (packed[1], packed[0] * (32 // self.bits))
 
     def weight(self, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:
         outputs, inputs = shape

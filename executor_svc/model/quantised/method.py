@@ -22,8 +22,8 @@ class Method(Protocol):
         """Endings of tensors that are no part of a weight: scales of activations and of the cache."""
         ...
 
-    def num_outputs(self, module: str, checkpoint: Checkpoint) -> int | None:
-        """Outputs of the layer, or None where its weight is not stored in this way."""
+    def shape(self, module: str, checkpoint: Checkpoint) -> tuple[int, int] | None:
+        """(outputs, inputs) as the stored tensors imply them; None where the weight is not stored in this way."""
         ...
 
     def weight(self, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:
@@ -88,3 +88,20 @@ def num_groups(module: str, checkpoint: Checkpoint, inputs: int, group_size: int
     if inputs % size:
         raise StartupError(f"{checkpoint.directory}: {module} has {inputs} inputs, no multiple of group_size {size}")
     return inputs // size
+
+
+def matrix(name: str, checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """Extents of tensor `name`, None where there is none; StartupError where it has not two axes."""
+    if name not in checkpoint:
+        return None
+    shape = checkpoint.shape(name)
+    if len(shape) != 2:
+        raise StartupError(f"{checkpoint.directory}: tensor {name!r} has shape {list(shape)}; it must be a matrix")
+    return shape[0], shape[1]
+
+
+def quantised_modules(method: Method, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """All layers whose weights are stored in this way, with their shapes."""
+    modules = sorted({name.rpartition(".")[0] for name in checkpoint.entries})
+    shapes = {module: method.shape(module, checkpoint) for module in modules}
+    return {module: shape for module, shape in shapes.items() if shape is not None}

@@ -3,8 +3,14 @@
 Nothing here knows how ours are read. Each writer takes a weight [outputs, inputs] and a random generator.
 """
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+
+from tests.unit.model.support import SEED
 
 GROUP = 16
 
@@ -138,3 +144,26 @@ def nvfp4(weight, rng):
         "weight_global_scale": np.array([whole], np.float32),
     }
     return tensors, means
+
+
+def write_quantised(source: Path, model, directory: Path, writer, config: dict, *, head: bool = False) -> None:
+    """The model of `source` in `directory`, quantised; `model`, transformers' instance, gets the weights it means."""
+    tensors = load_file(source / "model.safetensors")
+    model.load_state_dict(tensors)
+    rng = np.random.default_rng(SEED)
+    for name, module in model.named_modules():
+        is_head = module is model.get_output_embeddings()
+        if not isinstance(module, torch.nn.Linear) or (is_head and not head):
+            continue
+        stored, means = writer(tensors.pop(f"{name}.weight").float().numpy(), rng)
+        for suffix, value in stored.items():
+            tensors[f"{name}.{suffix}"] = (
+                value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+            )
+        if config["quant_method"] not in ("awq", "gptq"):  # those know no scales of activations
+            tensors[f"{name}.input_scale"] = torch.ones(1)
+        with torch.no_grad():
+            module.weight.copy_(torch.from_numpy(means))
+    save_file(tensors, directory / "model.safetensors")
+    raw = json.loads((source / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))

@@ -3,6 +3,7 @@
 import ast
 import json
 import random
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,17 @@ from safetensors.torch import load_file, save_file
 from executor_svc.backends.select import make_backend
 from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettings
 from executor_svc.errors import StartupError
+from executor_svc.model.borrowed import num_stored
 from executor_svc.model.borrowed.description import describe, longest_position
+from executor_svc.model.borrowed.interface import CannotBorrow, attend
 from executor_svc.model.borrowed.self_check import check_itself
+from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.load import load_model, read_model
 from executor_svc.startup import Startup
 from executor_svc.worker import Worker
 from tests.unit.executor.plans import ToyScheduler, ToySequence, greedy
+from tests.unit.model import quantising
+from tests.unit.model.quantising import write_quantised
 from tests.unit.model.support import TINY, Driver, Row, check_against, make_model, prompt
 
 SMALL = {"num_hidden_layers": 2}
@@ -27,6 +33,10 @@ VARIANTS = {
     "gpt_neox": ("gpt_neox", SMALL),  # partial rotary embeddings, parallel branches, layer norms
     "starcoder2": ("starcoder2", {**SMALL, "sliding_window": 20}),
     "opt": ("opt", SMALL),  # learned positions
+    "gpt_oss": (  # attention sinks, every other layer within a window, experts
+        "gpt_oss",
+        {**SMALL, "sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "deepseek_v3": (  # values narrower than keys, experts
         "deepseek_v3",
         {
@@ -120,6 +130,31 @@ def test_half_precision(neox):
     )  # fmt: skip
 
 
+def test_int8_is_for_our_own_decoders(model, capsys):
+    sizes = SizeSettings(num_blocks=8, block_size=4)
+    config = ExecutorConfig(model[2], BackendChoice.CPU, Dtype.INT8, sizes=sizes, threads=1)
+    backend = make_backend(config, Startup())
+    assert backend.identity.dtype in ("bfloat16", "float32")
+    assert f"computed in {backend.identity.dtype}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_quantised_weights(tmp_path, head):
+    plain, directory = tmp_path / "plain", tmp_path / "quantised"
+    reference = make_model(plain, "starcoder2", **SMALL, tie_word_embeddings=False)
+    directory.mkdir()
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True}
+    # The head of 97 rows does not fit into integers of eight fields.
+    writer = partial(quantising.gptq, reorder=True)
+    if head:
+        config, writer = {"quant_method": "fbgemm_fp8"}, partial(quantising.fp8, shared="channel")
+    write_quantised(plain, reference, directory, writer, config, head=head)
+    described = read_model(directory)
+    assert num_stored(Checkpoint(directory), described.quantised) == sum(p.numel() for p in reference.parameters())
+    decoder = load(directory)
+    check_against(reference, Driver(decoder, decoder.config).run(Row(prompt(20)), chunk=7, num_outputs=4))
+
+
 # ---- what cannot work says why -------------------------------------------------------------------------------------
 
 
@@ -139,7 +174,10 @@ def config_of(model_type: str, architecture: str, **more) -> dict:
         (config_of("grok9", "Grok9ForCausalLM"), "has no model_type 'grok9'$"),
         (config_of("grok9", "Grok9ForCausalLM", auto_map={"AutoConfig": "x.X"}), "code of the model's folder is never"),
         ({"architectures": ["X"]}, "no model_type None"),
-        (config_of("gpt_neox", "GPTNeoXForCausalLM", quantization_config={"quant_method": "awq"}), "quantised weights"),
+        (
+            config_of("gpt_neox", "GPTNeoXForCausalLM", quantization_config={"quant_method": "hqq"}),
+            "quant_method 'hqq'",
+        ),
         (config_of("gpt_neox", "GPTNeoXForCausalLM", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
         (config_of("gpt_neox", "GPTNeoXForCausalLM", vocab_size=1 << 40), "vocab_size is 1099511627776"),
         (config_of("gpt_neox", "GPTNeoXForCausalLM", hidden_size="wide"), "hidden_size|transformers refuses it"),
@@ -160,17 +198,27 @@ def test_positions_end_where_scaling_by_length_begins():
     assert longest_position(plain, "config.json") == 131_072
 
 
+def test_a_mask_that_is_not_causal_is_seen_at_once(tmp_path):
+    make_model(tmp_path, "bert", **SMALL)
+    with pytest.raises(StartupError, match="neither causal nor a sliding window"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("model_type", "more", "message"),
+    ("more", "message"),
     [
-        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "its attention takes 's_aux'"),
-        ("bert", {}, "neither causal nor a sliding window"),
+        ({"position_bias": torch.ones(1)}, "takes 'position_bias'"),
+        ({"is_causal": False}, "not causal"),
+        ({"attention_mask": None}, "masks of its own"),
+        ({"attention_mask": torch.zeros(1, 1, 4, 4)}, "masks of its own"),
+        ({"value": torch.zeros(1, 2, 4, 16)}, "heads do not fit"),
     ],
 )
-def test_refusals_from_a_first_look(tmp_path, model_type, more, message):
-    make_model(tmp_path, model_type, **SMALL, **more)
-    with pytest.raises(StartupError, match=message):
-        load(tmp_path)
+def test_attention_that_ours_does_not_do(more, message):
+    heads = {name: torch.zeros(1, 2, 4, 8) for name in ("query", "key", "value")}
+    given = {"module": torch.nn.Identity(), **heads, "attention_mask": torch.zeros(1, dtype=torch.int64), **more}
+    with pytest.raises(CannotBorrow, match=message):
+        attend(**given)
 
 
 def test_a_model_whose_tokens_see_their_neighbours_in_the_batch_is_found_out(neox):
@@ -247,7 +295,7 @@ def test_transformers_is_imported_when_it_is_needed_and_not_before():
     importers = [
         file.relative_to(root).as_posix()
         for file in sorted(root.rglob("*.py"))
-        for node in ast.parse(file.read_text()).body
+        for node in ast.parse(file.read_text()).body  # what stands in a function waits
         if isinstance(node, ast.Import | ast.ImportFrom) and "transformers" in ast.unparse(node)
     ]
-    assert importers == ["model/borrowed/interface.py"]
+    assert importers == []

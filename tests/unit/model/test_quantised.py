@@ -1,19 +1,18 @@
 """Quantised checkpoints: written by independent code, loaded by ours, against transformers on the weights they mean."""
 
-import json
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from executor_svc import startup
 from executor_svc.backends.weights_report import num_parameters, report
 from executor_svc.errors import StartupError
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.load import load_model
 from tests.unit.model import quantising
-from tests.unit.model.support import SEED, TINY, Driver, Row, check_against, load_decoders, make_model, prompt
+from tests.unit.model.support import TINY, Driver, Row, check_against, load_decoders, make_model, prompt
 
 GROUP = quantising.GROUP
 
@@ -77,25 +76,7 @@ def tiny(tmp_path_factory):
 
 
 def write(tiny, directory, writer, config: dict, *, head: bool = False) -> None:
-    """The model of `tiny` in `directory`, quantised; transformers' instance gets the weights that it means."""
-    tensors = load_file(tiny[0] / "model.safetensors")
-    tiny[1].load_state_dict(tensors)
-    rng = np.random.default_rng(SEED)
-    for name, module in tiny[1].named_modules():
-        if not isinstance(module, torch.nn.Linear) or (name == "lm_head" and not head):
-            continue
-        stored, means = writer(tensors.pop(f"{name}.weight").float().numpy(), rng)
-        for suffix, value in stored.items():
-            tensors[f"{name}.{suffix}"] = (
-                value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-            )
-        if config["quant_method"] not in ("awq", "gptq"):  # those know no scales of activations
-            tensors[f"{name}.input_scale"] = torch.ones(1)
-        with torch.no_grad():
-            module.weight.copy_(torch.from_numpy(means))
-    save_file(tensors, directory / "model.safetensors")
-    raw = json.loads((tiny[0] / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
+    quantising.write_quantised(*tiny, directory, writer, config, head=head)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -162,6 +143,16 @@ def test_layers_of_one_model_may_be_stored_in_several_ways(tiny, tmp_path):
         (compressed("int", INT4, "pack-quantized", transform_config={"config_groups": {"a": 1}}), "transform_config"),
         (compressed("int", INT4, "pack-quantized", config_groups={}), "config_groups"),
         (compressed("int", INT4, "pack-quantized", config_groups={"a": {"targets": ["re:("], "weights": INT4}}), "re:"),
+        (
+            compressed("int", INT4, "pack-quantized", config_groups={"a": {"targets": ["re:(a+)+$"], "weights": INT4}}),
+            "none of a group",
+        ),
+        (
+            compressed(
+                "int", INT4, "pack-quantized", config_groups={"a": {"targets": ["re:.*.*.*.*.*x"], "weights": INT4}}
+            ),
+            "at most 4 repetitions",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(config, message):
@@ -203,6 +194,16 @@ def test_a_group_size_that_does_not_divide_the_inputs(tiny, tmp_path):
     write(tiny, tmp_path, quantising.awq, {**AWQ, "group_size": 24})
     with pytest.raises(StartupError, match="has 32 inputs, no multiple of group_size 24"):
         load(tmp_path)
+
+
+def test_long_loading_says_how_far_it_is(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(startup.time, "perf_counter", lambda: now[0])
+    show = startup.Startup().progress("layer")
+    for done in range(1, 13):
+        now[0] += 1.0
+        show(done, 12)
+    assert capsys.readouterr().err == "layer 5 of 12\nlayer 10 of 12\n"
 
 
 def test_what_is_about_to_be_loaded_is_said(tiny, tmp_path):

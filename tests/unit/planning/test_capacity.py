@@ -51,6 +51,12 @@ def test_sizes_are_those_the_makers_tell():
     assert size_of("b", LLAMA3_8B).kv_bytes_per_token("fp8") == 65_536
 
 
+def test_quantised_checkpoints_count_as_what_they_become():
+    quantised = {**LLAMA3_8B, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    assert size_of("b", quantised) == size_of("b", LLAMA3_8B)
+    assert size_of("b", quantised).weight_bytes("bfloat16") == 2 * 8_030_261_248
+
+
 def test_experts_weigh_all_and_compute_few():
     mixture = {**LLAMA3_8B, "num_local_experts": 8, "num_experts_per_tok": 2}
     expert = 3 * 4096 * 14336 * 32
