@@ -231,6 +231,14 @@ async def test_every_end_token_is_barred_before_min_tokens(tmp_path):
         assert np.frombuffer(submit.sampling.stop_token_ids, "<i4").tolist() == [0, 2, 65]
 
 
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.3}, {"top_k": 7, "seed": 1}, {"temperature": 0.0}])
+async def test_a_default_that_is_overridden_takes_no_end_token_with_it(tmp_path, fields):
+    async with rig(tmp_path, script_of(65)) as r:
+        await r.collect(generate(sampling=pb.SamplingParams(**fields), stopping=stopping(max_tokens=2)))
+        [submit] = r.session.submitted
+        assert np.frombuffer(submit.stop_token_ids, "<i4").tolist() == [0, 2]
+
+
 # ---- bounds ----
 
 
