@@ -190,10 +190,16 @@ def test_a_stop_string_is_found_wherever_tokens_end():
 
 
 async def test_a_stop_found_in_the_text_ends_the_request_in_the_scheduler(tmp_path):
-    # Much follows, so that the choice has not ended by itself when its stop is found.
-    messages, stream, _ = await stopped(tmp_path, ["five"], "one, five", *[" six seven"] * 100)
-    assert messages[-1].finish_reason == STOP
-    assert stream.cancels == [0]
+    said = spelled(DETOKENIZERS["digits"].tokenizer, "one, five")
+
+    def script(_submit, _index):
+        return itertools.chain(said, itertools.repeat(said[0]))  # it does not end by itself
+
+    async with rig(tmp_path, script, max_model_len=1 << 20) as r:
+        messages = await r.collect(generate(stopping=stopping(stop=["five"], max_tokens=1_000_000)))
+        [stream] = r.session.streams
+        assert messages[-1].finish_reason == STOP
+        assert stream.cancels == [0]
 
 
 async def test_what_cannot_be_a_stop_is_not_held_back(tmp_path):
