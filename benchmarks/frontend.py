@@ -1,7 +1,7 @@
 """What a token costs a frontend, and how long it takes through it.
 
     python -m benchmarks.frontend [--cases own steady busy scale latency door ruler] [--window 4] [--repeats 1]
-        [--json [FILE]]
+        [--peer PROGRAM.py] [--json [FILE]]
 
     own      the frontend's own work on a token, in one process and without gRPC (benchmarks/frontend_path.py)
     steady   64 and 256 streams at a pace that leaves the frontend time: one token per message
@@ -9,6 +9,8 @@
     scale    256 streams over 1, 2 and 4 frontends
     latency  the age of tokens as the client gets them, below saturation; in steady and scale too
     door     a request that finds the queue full, beside a call that does nothing
+    peer     64 and 256 streams over vllm.grpc.engine.VllmEngine, ours and that of --peer PROGRAM.py in turn: a server
+             over an engine without work, which takes the ruler's job (benchmarks/frontend_ruler.py)
     ruler    grpc.aio and uvloop alone, the same pace and the same client: what ratios are to
 
 Scheduler, frontends, an executor without work and the client are processes of their own; the client has a core of its
@@ -31,7 +33,7 @@ from benchmarks import frontend_path
 from benchmarks.frontend_rig import Rig, Ruler, model_palette, own_cores, run_client
 from benchmarks.serving import percentile
 
-CASES = ("own", "steady", "busy", "scale", "latency", "door", "ruler")
+CASES = ("own", "steady", "busy", "scale", "latency", "door", "peer", "ruler")
 MAX_TOKENS = 30_000
 # Seconds of a step: about 8,000 tokens a second.
 PACE = {16: 0.004, 64: 0.008, 256: 0.032}
@@ -63,17 +65,31 @@ def measure(rig: Rig | Ruler, streams: int, window_s: float, **job: Any) -> dict
     }
 
 
-def served(options: argparse.Namespace, streams: int, frontends: int, step_s: float) -> dict[str, Any]:
+def served(
+    options: argparse.Namespace, streams: int, frontends: int, step_s: float, api: str = "stepwire"
+) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         Rig(Path(folder), frontends=frontends, rows=streams, step_s=step_s) as rig,
     ):
-        return measure(rig, streams, options.window)
+        return measure(rig, streams, options.window, api=api)
 
 
 def ruled(options: argparse.Namespace, streams: int, step_s: float, palette: list[int]) -> dict[str, Any]:
     with Ruler(step_s=step_s, palette=palette) as ruler:
         return measure(ruler, streams, options.window)
+
+
+def against_peer(options: argparse.Namespace, palette: list[int]) -> Iterator[dict[str, Any]]:
+    for streams in options.streams:
+        step_s, ours, theirs = PACE[streams], [], []
+        for _ in range(options.repeats):
+            ours.append(served(options, streams, 1, step_s, api="vllm"))
+            with Ruler(step_s=step_s, palette=palette, program=(str(options.peer),)) as peer:
+                theirs.append(measure(peer, streams, options.window, api="vllm"))
+        head = {"case": "peer", "step_ms": step_s * 1e3}
+        yield head | {"who": "stepwire"} | medians(ours)
+        yield head | {"who": "peer"} | medians(theirs)
 
 
 def door(options: argparse.Namespace) -> dict[str, Any]:
@@ -132,6 +148,8 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield head | {"who": "stepwire"} | medians(ours)
         if rulers:
             yield head | {"who": "ruler"} | medians(rulers)
+    if "peer" in cases and options.peer is not None:
+        yield from against_peer(options, palette)
     if "door" in cases:
         yield {"case": "door", "who": "stepwire"} | door(options)
 
@@ -182,6 +200,7 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", type=int, choices=PACE, default=[64, 256])
     parser.add_argument("--window", type=float, default=4.0, help="seconds that are measured")
     parser.add_argument("--repeats", type=int, default=1, help="medians of so many windows")
+    parser.add_argument("--peer", type=Path, help="a program that takes the ruler's job and serves VllmEngine")
     parser.add_argument("--json", nargs="?", const="-", help="a FILE, or standard output as one object")
     options = parser.parse_args()
     machine = f"{len(own_cores())} cores, load average {os.getloadavg()[0]:.1f}"

@@ -2,7 +2,8 @@
 
     python -m benchmarks.frontend_client < job.json > found.json
 
-Job: {"addresses", "streams", "prompt", "text", "max_tokens", "window_s", "palette", "pids", "calls"}. The window begins
+Job: {"addresses", "api", "streams", "prompt", "text", "max_tokens", "window_s", "palette", "pids", "calls"}; "api" is
+"stepwire" or "vllm", which is vllm.grpc.engine.VllmEngine and has no text. The window begins
 once every stream has had a token; the CPU time of `pids` is read as it begins and as it ends. `calls` > 0: instead of
 reading streams, that many requests one after the other, each of which is expected to be refused, and as many calls of
 GetModel beside them.
@@ -12,11 +13,15 @@ import asyncio
 import json
 import sys
 import time
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 import psutil
 import uvloop
+from smg_grpc_proto.generated import vllm_engine_pb2 as engine
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from benchmarks.stamps import Ages, ticks
 from protos.stepwire.inference.v1 import inference_pb2 as pb
@@ -36,15 +41,17 @@ class Reader:
         self.all_begun = asyncio.Event()
         self._ages = Ages(job["palette"])
 
-    async def read(self, stub: Any, request: pb.GenerateRequest) -> None:
+    async def read(self, stub: Any, job: dict[str, Any]) -> None:
         """For ever: a stream that ends begins again."""
         begun = False
+        ids_of = IDS_OF[job["api"]]
         while True:
-            async for message in stub.Generate(request):
-                if self.is_open and message.token_ids:
+            async for message in stub.Generate(REQUESTS[job["api"]](job)):
+                ids = ids_of(message)
+                if self.is_open and ids:
                     self.messages += 1
-                    self.tokens += len(message.token_ids)
-                    self.ages_ms.append(self._ages.ms(message.token_ids[0], ticks()))
+                    self.tokens += len(ids)
+                    self.ages_ms.append(self._ages.ms(ids[0], ticks()))
                 elif not begun:
                     begun = True
                     self.waiting -= 1
@@ -59,9 +66,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def streams(job: dict[str, Any], stubs: list[Any]) -> dict[str, Any]:
-    request = request_of(job)
     reader = Reader(job)
-    tasks = [asyncio.create_task(reader.read(stubs[i % len(stubs)], request)) for i in range(job["streams"])]
+    tasks = [asyncio.create_task(reader.read(stubs[i % len(stubs)], job)) for i in range(job["streams"])]
     begun = asyncio.create_task(reader.all_begun.wait())
     await asyncio.wait([begun, *tasks], timeout=CONNECT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
     if not begun.done():
@@ -96,6 +102,26 @@ def request_of(job: dict[str, Any]) -> pb.GenerateRequest:
     )
 
 
+def engine_request_of(job: dict[str, Any]) -> Any:
+    return engine.GenerateRequest(
+        request_id=uuid.uuid4().hex,
+        tokenized=engine.TokenizedInput(input_ids=job["prompt"]),
+        sampling_params=engine.SamplingParams(temperature=0.0, max_tokens=job["max_tokens"], ignore_eos=True),
+        stream=True,
+    )
+
+
+STUBS: dict[str, Callable[[grpc.aio.Channel], Any]] = {
+    "stepwire": inference_pb2_grpc.InferenceServiceStub,
+    "vllm": vllm_engine_pb2_grpc.VllmEngineStub,
+}
+REQUESTS: dict[str, Callable[[dict[str, Any]], Any]] = {"stepwire": request_of, "vllm": engine_request_of}
+IDS_OF: dict[str, Callable[[Any], Sequence[int]]] = {
+    "stepwire": lambda message: message.token_ids,
+    "vllm": lambda message: message.chunk.token_ids,
+}
+
+
 async def refusals(job: dict[str, Any], stubs: list[Any]) -> dict[str, Any]:
     """Milliseconds from the call to its end, one at a time."""
     request, stub = request_of(job), stubs[0]
@@ -119,7 +145,7 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     channels = [grpc.aio.insecure_channel(address) for address in job["addresses"]]
     try:
         await asyncio.wait_for(asyncio.gather(*(c.channel_ready() for c in channels)), CONNECT_LIMIT_S)
-        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
+        stubs = [STUBS[job["api"]](channel) for channel in channels]
         return await (refusals if job["calls"] else streams)(job, stubs)
     finally:
         await asyncio.gather(*(channel.close() for channel in channels))

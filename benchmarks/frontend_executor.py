@@ -25,6 +25,7 @@ from protos.stepwire.wire.v1 import step_pb2
 
 MAX_MODEL_LEN = 1 << 15
 BLOCK_SIZE = 16
+GATHERING_STEP_S = 0.05
 
 
 class StampingBackend(AtOnce):
@@ -34,7 +35,9 @@ class StampingBackend(AtOnce):
     def __init__(self, job: dict[str, Any]):
         rows = job["rows"]
         self._palette = np.array(job["palette"], np.int32)
-        self._step_s = job["step_s"]
+        # Steps are slow until every row is taken: streams that find a frontend saturated by others begin late.
+        self._step_s = max(job["step_s"], GATHERING_STEP_S)
+        self._full_step_s = job["step_s"]
         self._ends_at = time.perf_counter()
         self.geometry = step_pb2.Geometry(
             num_blocks=(rows + 1) * MAX_MODEL_LEN // BLOCK_SIZE,
@@ -60,8 +63,11 @@ class StampingBackend(AtOnce):
         self._ends_at = max(self._ends_at, now - self._step_s) + self._step_s
         if self._ends_at > now:
             time.sleep(self._ends_at - now)
+        num_sampled = int(np.count_nonzero(batch.sampled))
+        if num_sampled == self.geometry.max_num_seqs:
+            self._step_s = self._full_step_s
         token = self._palette[ticks() % len(self._palette)]
-        return StepOutput(np.full(np.count_nonzero(batch.sampled), token, np.int32))
+        return StepOutput(np.full(num_sampled, token, np.int32))
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ class Rig:
                 child.wait()
 
     def _run(self, cores: frozenset[int], module: str, *flags: str, job: Any = None) -> subprocess.Popen[bytes]:
-        child = start(cores, module, *flags, job=job)
+        child = start(cores, "-m", module, *flags, job=job)
         self._children.append(child)
         return child
 
@@ -145,9 +145,12 @@ class Rig:
 
 
 class Ruler:
-    """The bare server, with the face of a Rig."""
+    """The bare server, or a program that takes the same job, with the face of a Rig."""
 
-    def __init__(self, *, step_s: float, palette: list[int]):
+    def __init__(
+        self, *, step_s: float, palette: list[int], program: Sequence[str] = ("-m", "benchmarks.frontend_ruler")
+    ):
+        self._program = program
         self.cores = share(own_cores(), 1)
         self.palette = palette
         port = free_port()
@@ -155,7 +158,7 @@ class Ruler:
         self._job = {"palette": palette, "step_s": step_s, "port": port}
 
     def __enter__(self) -> "Ruler":
-        self._child = start(self.cores.frontends[0], "benchmarks.frontend_ruler", job=self._job)
+        self._child = start(self.cores.frontends[0], *self._program, job=self._job)
         self.pids = [self._child.pid]
         limit = time.monotonic() + START_LIMIT_S
         while True:
@@ -171,13 +174,13 @@ class Ruler:
         self._child.wait(15)
 
 
-def start(cores: frozenset[int], module: str, *flags: str, job: Any = None) -> subprocess.Popen[bytes]:
+def start(cores: frozenset[int], *arguments: str, job: Any = None) -> subprocess.Popen[bytes]:
     """A Python process on these cores from its first instruction on; `job` goes to its standard input."""
     mine = frozenset(own_cores())
     _pin(cores)
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
+            [sys.executable, *arguments],
             stdin=subprocess.PIPE if job is not None else subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=environment_with(PYTHONUNBUFFERED="1"),
@@ -198,7 +201,8 @@ def _pin(cores: frozenset[int]) -> None:
 
 def run_client(rig: Rig | Ruler, **job: Any) -> dict[str, Any]:
     """What one client found."""
-    base = {"addresses": rig.addresses, "pids": rig.pids, "palette": rig.palette, "prompt": rig.palette[:8], "calls": 0}
+    base = {"addresses": rig.addresses, "pids": rig.pids, "palette": rig.palette, "prompt": rig.palette[:8]}
+    base |= {"api": "stepwire", "calls": 0}
     mine = frozenset(own_cores())
     _pin(rig.cores.client)
     try:

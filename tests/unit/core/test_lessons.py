@@ -163,7 +163,6 @@ def test_a_prefix_that_was_found_for_a_request_that_expires_in_the_queue_can_be_
     assert life.core.expire(0.011) == 1
     life.core.check()
     life.finish()
-    assert life.outputs
     assert life.free_blocks() == life.blocks_at_start
     life.submit(4, 20, max_tokens=12)  # takes all eight blocks, those of the first prompt among them
     life.finish()
@@ -230,7 +229,7 @@ def test_when_everybody_is_aborted_nothing_is_planned_but_their_release(depth: i
     plan = life.core.plan(0.0)
     assert plan is not None
     assert len(plan.release) == 4 * 4
-    assert not any((plan.admit, plan.prefill, plan.grow, plan.copy))
+    assert [plan.prefill, plan.grow, plan.copy, len(plan.admit)] == [b"", b"", b"", 0]
     life.results.append(life.executor.run(plan))
     assert life.core.plan(0.0) is None
     life.finish()
@@ -311,4 +310,12 @@ def test_no_token_comes_before_the_last_chunk() -> None:
     assert told[:4] == [0, 0, 0, 0]
     assert [n for n in told if n] == [1] * 6
     assert all(0 <= token < 50 for token in life.tokens(1))
+    life.assert_clean()
+
+
+def test_a_very_long_prompt_comes_to_its_end() -> None:
+    life = Life(Geometry(2100, 4, 2, 8300, 512, 50))
+    life.submit(1, 8192, max_tokens=10)
+    life.finish()
+    assert (len(life.tokens(1)), life.ends(1)) == (10, [Cause.LENGTH])
     life.assert_clean()

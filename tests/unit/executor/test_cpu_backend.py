@@ -37,13 +37,13 @@ def reference(tmp_path_factory):
     return directory, model
 
 
-def make(directory, **sizes: int):
+def make(directory, dtype: Dtype = Dtype.FLOAT32, **sizes: int):
     from executor_svc.backends.select import make_backend
 
     settings = SizeSettings(
         **{"num_blocks": 200, "block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 20} | sizes
     )
-    config = ExecutorConfig(directory, BackendChoice.CPU, Dtype.FLOAT32, sizes=settings, threads=1)
+    config = ExecutorConfig(directory, BackendChoice.CPU, dtype, sizes=settings, threads=1)
     return make_backend(config, Startup())
 
 
@@ -107,6 +107,23 @@ def test_logits_that_are_not_finite_are_a_fault(reference):
     worker = Worker(backend)
     with pytest.raises(ComputeFault, match="not finite"):
         worker.execute(plan(1, admit=[admit(0, [1], [0])], prefill=ints(0, 1)))
+
+
+def test_bfloat16_weights_are_sampled_in_float32(reference, monkeypatch):
+    backend = make(reference[0], Dtype.BFLOAT16)
+    seen, inner = [], backend._sampler.sample
+    monkeypatch.setattr(
+        backend._sampler, "sample", lambda logits, batch: seen.append(logits.dtype) or inner(logits, batch)
+    )
+    worker = Worker(backend)
+    asks = greedy(
+        temperature=0.8, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.2, seed=1
+    )
+    message = plan(1, admit=[admit(0, [1, 2, 3], [0], sampling=asks)], prefill=ints(0, 3))
+    drawn = np.frombuffer(worker.execute(message).token_ids, "<i4").tolist()
+    assert seen == [np.float32]
+    assert len(drawn) == 1
+    assert 0 <= drawn[0] < VOCAB
 
 
 def test_a_kv_type_it_does_not_have(reference):

@@ -236,6 +236,29 @@ def test_a_draw_depends_on_nothing_but_its_own_row(seed):
     assert shuffled.token_ids.tolist() == [together[i] for i in order], f"seed {seed}"
 
 
+def test_a_row_of_masked_logits_poisons_nobody():
+    """A greedy row with one allowed token, all others at minus infinity, beside rows that draw."""
+    logits = random_logits(11, 3)
+    logits[0, :] = -np.inf
+    logits[0, 5] = 1.0
+    asks = [greedy(allowed_token_ids=ints(5)), greedy(temperature=0.8, seed=3), greedy(temperature=0.8, top_p=0.9)]
+    together = sample(logits, asks).token_ids.tolist()
+    assert together == [5, *(int(sample(logits[i : i + 1], [asks[i]]).token_ids[0]) for i in (1, 2))]
+
+
+def test_penalties_count_no_padding():
+    """Prompts of 3 and of 30 tokens in one batch: each draws what it draws alone, also where little decides it."""
+    draw = np.random.default_rng(12)
+    for seed in range(20):
+        logits = draw.integers(-3, 4, (2, V)).astype(np.float32)
+        ask = greedy(frequency_penalty=1.05, presence_penalty=0.1, repetition_penalty=1.01, temperature=0.8, seed=seed)
+        prompts = [draw.integers(0, 12, n).tolist() for n in (3, 30)]
+        outputs = [draw.integers(0, 12, n).tolist() for n in (25, 2)]
+        together = sample(logits, [ask, ask], prompts, outputs).token_ids.tolist()
+        alone = [int(sample(logits[i : i + 1], [ask], [prompts[i]], [outputs[i]]).token_ids[0]) for i in range(2)]
+        assert together == alone, f"seed {seed}"
+
+
 def test_seed_choice_and_position_each_change_the_draw():
     logits = np.zeros((1, 49_152), np.float32)
     draws = {

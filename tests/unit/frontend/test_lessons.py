@@ -190,10 +190,16 @@ def test_a_stop_string_is_found_wherever_tokens_end():
 
 
 async def test_a_stop_found_in_the_text_ends_the_request_in_the_scheduler(tmp_path):
-    # Much follows, so that the choice has not ended by itself when its stop is found.
-    messages, stream, _ = await stopped(tmp_path, ["five"], "one, five", *[" six seven"] * 100)
-    assert messages[-1].finish_reason == STOP
-    assert stream.cancels == [0]
+    said = spelled(DETOKENIZERS["digits"].tokenizer, "one, five")
+
+    def script(_submit, _index):
+        return itertools.chain(said, itertools.repeat(said[0]))  # it does not end by itself
+
+    async with rig(tmp_path, script, max_model_len=1 << 20) as r:
+        messages = await r.collect(generate(stopping=stopping(stop=["five"], max_tokens=1_000_000)))
+        [stream] = r.session.streams
+        assert messages[-1].finish_reason == STOP
+        assert stream.cancels == [0]
 
 
 async def test_what_cannot_be_a_stop_is_not_held_back(tmp_path):
@@ -229,6 +235,14 @@ async def test_every_end_token_is_barred_before_min_tokens(tmp_path):
         [submit] = r.session.submitted
         assert submit.sampling.min_tokens == 3
         assert np.frombuffer(submit.sampling.stop_token_ids, "<i4").tolist() == [0, 2, 65]
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.3}, {"top_k": 7, "seed": 1}, {"temperature": 0.0}])
+async def test_a_default_that_is_overridden_takes_no_end_token_with_it(tmp_path, fields):
+    async with rig(tmp_path, script_of(65)) as r:
+        await r.collect(generate(sampling=pb.SamplingParams(**fields), stopping=stopping(max_tokens=2)))
+        [submit] = r.session.submitted
+        assert np.frombuffer(submit.stop_token_ids, "<i4").tolist() == [0, 2]
 
 
 # ---- bounds ----
