@@ -32,14 +32,15 @@ from scheduler_svc.links.messages import is_empty, load_from_stats, request_from
 from scheduler_svc.links.transport import BadFrames, Poller
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.request_traces import RequestTraces
-from scheduler_svc.snapshot import Snapshots, StepTimes, story_reply
+from scheduler_svc.snapshot import Snapshots, story_reply
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 # When something waits for a moment nobody will announce: room in a socket, the fate of a connection.
 SHORT_TICK_S = 0.01
-METRICS_EVERY_S = 0.25
+METRICS_EVERY_S = 1.0
+PULSE_EVERY_S = 0.25
 RETRY_WHILE_DRAINING_S = 1.0
 
 
@@ -77,9 +78,9 @@ class Service:
         # Choices that their frontend ended by handle: a stop string matched. (session, handle)
         self._stopped_by_text: set[tuple[int, int]] = set()
         self._plan_s = 0.0
-        self._times = StepTimes()
-        self._snapshots = Snapshots(core, frontends, executors, metrics, self._times, clock())
+        self._snapshots = Snapshots(core, frontends, executors, metrics, clock())
         self._metrics_at = 0.0
+        self._pulse_at = 0.0
         self._was_idle = True
         self._stop_asked = False
         self._drain_until: float | None = None
@@ -193,12 +194,12 @@ class Service:
 
     def _commit(self, result: step_pb2.StepResult, now: float) -> None:
         began = time.perf_counter()
-        self._outputs.append(self._core.commit(result, now))
+        output = self._core.commit(result, now)
+        self._outputs.append(output)
         if self._traces is not None:
             self._traces.committed(result, now)
         commit_s = time.perf_counter() - began
-        self._metrics.step_done(commit_s + self._plan_s, result.forward_us)
-        self._times.add(self._plan_s, commit_s, result.forward_us)
+        self._metrics.step_done((self._plan_s, commit_s, result.forward_us, now, len(output.position)))
         self._plan_s = 0.0
 
     def _end_epoch(self, error: ExecutorError, now: float) -> None:
@@ -242,7 +243,8 @@ class Service:
             if is_empty(output):
                 continue
             self._frontends.send_output(output)
-            self._metrics.output(output, now)
+            if self._metrics.awaited:
+                self._metrics.output(output, now)
             for finished in output.finished:
                 key = (finished.session, finished.handle)
                 by_stop_string = key in self._stopped_by_text
@@ -274,11 +276,12 @@ class Service:
         is_idle = self._core.is_idle
         if is_idle and not self._was_idle:
             self._core.check()
+        if self._pulse is not None and now >= self._pulse_at:
+            self._pulse_at = now + PULSE_EVERY_S
+            self._pulse()
         if now >= self._metrics_at or (is_idle and not self._was_idle):
             self._metrics_at = now + METRICS_EVERY_S
-            if self._pulse is not None:
-                self._pulse()
-            self._metrics.update(self._core.stats())
+            self._metrics.update(self._core.stats(), now)
             self._metrics.update_links(
                 sessions=self._frontends.num_sessions,
                 standby=self._executors.num_standby,

@@ -1,10 +1,8 @@
 """Snapshots for those who watch: what the core, the links and the metrics know, as one message of the admin API.
 
-Nothing is computed unless it is asked for, and at most once in MIN_INTERVAL_S whoever asks. The step loop pays three
-additions a step.
+Nothing is computed unless it is asked for, and at most once in MIN_INTERVAL_S whoever asks. The step loop pays
+nothing.
 """
-
-from dataclasses import dataclass
 
 from protos.stepwire.admin.v1 import admin_pb2
 from protos.stepwire.wire.v1 import session_pb2
@@ -18,22 +16,6 @@ MIN_INTERVAL_S = 0.24
 MAX_PEERS = 64
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Seconds of all steps together."""
-
-    num_steps: int = 0
-    plan_s: float = 0.0
-    commit_s: float = 0.0
-    device_s: float = 0.0
-
-    def add(self, plan_s: float, commit_s: float, forward_us: int) -> None:
-        self.num_steps += 1
-        self.plan_s += plan_s
-        self.commit_s += commit_s
-        self.device_s += forward_us * 1e-6
-
-
 class Snapshots:
     def __init__(
         self,
@@ -41,14 +23,12 @@ class Snapshots:
         frontends: FrontendLink,
         executors: ExecutorLink,
         metrics: SchedulerMetrics,
-        times: StepTimes,
         began: float,
     ) -> None:
         self._core = core
         self._frontends = frontends
         self._executors = executors
         self._metrics = metrics
-        self._times = times
         self._began = began
         self._made_at = -float("inf")
         self._latest = admin_pb2.Snapshot()
@@ -60,7 +40,7 @@ class Snapshots:
         return session_pb2.SnapshotReply(query_id=query_id, snapshot=self._latest)
 
     def _make(self, now: float, draining: bool) -> admin_pb2.Snapshot:
-        seen, stats, times = self._core.survey(now), self._core.stats(), self._times
+        seen, stats, times = self._core.survey(now), self._core.stats(), self._metrics.step_times
         welcome, executors = self._frontends.welcome, self._executors
         first_token, inter_token = self._metrics.latencies()
         return admin_pb2.Snapshot(

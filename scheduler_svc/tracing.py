@@ -48,7 +48,7 @@ def traces_url(endpoint: str) -> str:
 
 def start_tracing(endpoint: str | None, service: str) -> "Tracing | None":
     """None: nobody asked. Raises StartupError for what is no URL, or where the packages are missing."""
-    if endpoint is None:
+    if not endpoint:
         return None
     url = traces_url(endpoint)
     try:

@@ -43,7 +43,7 @@ class Flaky(SpanExporter):
 
 @both
 def test_off_is_nothing_and_imports_nothing(module, errors):
-    assert module.start_tracing(None, "x") is None
+    assert module.start_tracing(None, "x") is module.start_tracing("", "x") is None
     service = module.__name__.partition(".")[0]
     code = f"import sys, {service}.tracing as t, {service}.__main__; assert t.start_tracing(None, 'x') is None; "
     code += "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
@@ -59,7 +59,7 @@ def test_a_base_url_gets_the_path_of_otlp_and_a_whole_one_stays(module, errors):
 
 
 @both
-@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://x", "http://", "http://x:port", "http://x:99999", ""])
+@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://x", "http://", "http://x:port", "http://x:99999", " "])
 def test_what_is_no_url_stops_the_start(module, errors, endpoint):
     with pytest.raises(errors.StartupError, match="--trace-endpoint"):
         module.start_tracing(endpoint, "x")
