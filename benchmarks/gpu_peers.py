@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -70,7 +71,7 @@ def decodes(bench: Bench, heads: tuple[int, int, int], rows: int, length: int) -
     return calls
 
 
-def _paged(bench: Bench, q: torch.Tensor, rows: int, length: int, kv_shape: tuple[int, int]) -> torch.Tensor:
+def _paged(bench: Bench, q: torch.Tensor, rows: int, length: int, kv_shape: tuple[int, int]) -> object:
     """Made anew by each call but for what is kept on it: pages are large."""
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -107,7 +108,7 @@ def transformers_batching(bench: Bench) -> None:
         bench.add("peers", what, not_here="not installed")
         return
     streams, prompt, output = STREAMS
-    shape = {key: value for key, value in MODEL.items() if key != "architectures"}
+    shape: dict[str, Any] = {key: value for key, value in MODEL.items() if key != "architectures"}
     with torch.device(bench.device):
         torch.set_default_dtype(bench.dtype)
         model = LlamaForCausalLM(LlamaConfig(**shape)).eval()

@@ -20,15 +20,13 @@ import torch
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_load import FINGERPRINT
 from benchmarks.gpu_step import make_backend
-from executor_svc.backends.base import Pending
-from executor_svc.backends.cuda import CudaBackend
+from executor_svc.backends.cuda import CudaBackend, Pending
 from executor_svc.batch import ForwardBatch
 from executor_svc.link import ExecutorLink, LinkSettings
 from executor_svc.serve import hello_of
 from executor_svc.worker import Worker
 
 LIMIT_S = 240.0
-Moment = Callable[[], "float | torch.cuda.Event"]
 
 
 class Timeline:
@@ -37,7 +35,7 @@ class Timeline:
     def __init__(self, backend: CudaBackend, *, on_device: bool) -> None:
         self.steps: list[tuple[float | torch.cuda.Event, float | torch.cuda.Event]] = []
         self._launch = backend.launch
-        self._now: Moment = _event if on_device else time.perf_counter
+        self._now: Callable[[], float | torch.cuda.Event] = _event if on_device else time.perf_counter
         backend.launch = self._timed  # type: ignore[method-assign]
 
     def _timed(self, batch: ForwardBatch) -> Pending:
@@ -63,6 +61,7 @@ def _between(begin: "float | torch.cuda.Event", end: "float | torch.cuda.Event")
     if isinstance(begin, float) and isinstance(end, float):
         return end - begin
     assert not isinstance(begin, float)
+    assert not isinstance(end, float)
     return begin.elapsed_time(end) / 1e3
 
 

@@ -9,8 +9,8 @@ from executor_svc.batch import build_batch
 from executor_svc.rows import RowTable
 from executor_svc.sampler import score
 from protos.stepwire.wire.v1 import step_pb2
+from tests.kernels.interpreted.models import make_checkpoint
 from tests.kernels.interpreted.test_cuda_backend import GEOMETRY, Oracle, admit, ints, make_backend, sampling
-from tests.unit.model.support import make_model
 
 EVERYTHING = [value for token in range(97) for value in (1, token)]
 SOME = [value for token in range(0, 97, 2) for value in (1, token)] + [2, 1, 3]
@@ -38,7 +38,7 @@ def plans() -> list[step_pb2.StepPlan]:
 
 
 def test_masks_and_scores(tmp_path: Path) -> None:
-    make_model(tmp_path, "llama", num_hidden_layers=1)
+    make_checkpoint(tmp_path, "llama", num_hidden_layers=1)
     backend, oracle, rows = make_backend(tmp_path), Oracle(tmp_path), RowTable(GEOMETRY)
     drawn = []
     for plan in plans():

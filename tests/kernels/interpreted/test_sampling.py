@@ -47,21 +47,20 @@ MIXES = {
 def test_draws_are_those_of_the_specification(mix: str) -> None:
     """Same noise, same support: the same token, unless float32 rounding decides a near tie; none of these is one."""
     logits = 3 * rand(V)
-    keys = [(2**63 - 5 - 977 * i, i % 3, i) for i in range(4)]
+    keys = [(2**63 - 5 - 977 * i, i, i) for i in range(3)]
     assert draw(logits, MIXES[mix], keys) == [reference.sample(logits, MIXES[mix], key) for key in keys]
 
 
 def test_more_candidates_than_are_copied_aside_and_a_ragged_last_block() -> None:
     logits = 0.1 * rand(BLOCK + CANDIDATES + 37)
-    keys = [(11, 0, 0), (12, 0, 0)]
-    for params in ((1.0, 0.9, 0.0, 0), (1.0, 0.95, 0.0, 5000)):
+    for params, keys in (((1.0, 0.9, 0.0, 0), [(11, 0, 0)]), ((1.0, 0.95, 0.0, 5000), [(12, 0, 0)])):
         assert draw(logits, params, keys) == [reference.sample(logits, params, key) for key in keys]
 
 
 def test_a_flat_distribution_and_ties_at_the_threshold() -> None:
     """All candidates tie with the k-th, so all are kept."""
     logits = torch.zeros(64)
-    keys = [(i, 0, 0) for i in range(7)]
+    keys = [(i, 0, 0) for i in range(5)]
     drawn = draw(logits, (1.0, 1.0, 0.0, 3), keys)
     assert drawn == [reference.sample(logits, (1.0, 1.0, 0.0, 3), key) for key in keys]
     assert len(set(drawn)) > 3
@@ -77,7 +76,7 @@ def test_far_apart_logits_are_found_below_every_cut() -> None:
 def test_banned_tokens_are_never_drawn_even_when_top_k_asks_for_more() -> None:
     logits = torch.full((V,), float("-inf"))
     logits[[10, 20]] = 0.0
-    drawn = draw(logits, (1.0, 1.0, 0.0, 50), [(i, 0, 0) for i in range(7)])
+    drawn = draw(logits, (1.0, 1.0, 0.0, 50), [(i, 0, 0) for i in range(4)])
     assert set(drawn) == {10, 20}
 
 
