@@ -15,12 +15,14 @@ from safetensors.torch import load_file, save_file
 from executor_svc.backends.select import make_backend
 from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettings
 from executor_svc.errors import StartupError
+from executor_svc.model import native
 from executor_svc.model.borrowed import num_stored
 from executor_svc.model.borrowed.description import describe, longest_position
 from executor_svc.model.borrowed.interface import CannotBorrow, attend
 from executor_svc.model.borrowed.self_check import check_itself
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.load import load_model, read_model
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.load import computed_type, load_model, read_model
 from executor_svc.startup import Startup
 from executor_svc.worker import Worker
 from tests.unit.executor.plans import ToyScheduler, ToySequence, greedy
@@ -140,6 +142,21 @@ def test_half_precision(neox):
         reference.to(torch.bfloat16), Driver(decoder, decoder.config).run(Row(prompt(9)), chunk=4, num_outputs=1),
         tolerance=0.05,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("fast_bf16", [False, True])
+@pytest.mark.parametrize("engine_widens", [False, True])
+def test_the_fastest_type_depends_on_who_computes(monkeypatch, fast_bf16, engine_widens):
+    monkeypatch.setattr(native, "has_fast_bf16", lambda: fast_bf16)
+    monkeypatch.setattr(native, "prefers_bf16", lambda: fast_bf16 or engine_widens)
+    by_torch = torch.bfloat16 if fast_bf16 else torch.float32
+    by_engine = torch.bfloat16 if fast_bf16 or engine_widens else torch.float32
+    raw = {**TINY, "architectures": ["LlamaForCausalLM"]}
+    assert computed_type(ModelConfig.from_dict(raw), "auto") == by_engine
+    assert computed_type(ModelConfig.from_dict({**raw, "head_dim": 18}), "auto") == by_torch
+    described = describe(config_of("gpt_neox", "GPTNeoXForCausalLM"), "config.json")
+    assert computed_type(described, "auto") == computed_type(described, "int8") == by_torch
+    assert computed_type(described, torch.float16) == torch.float16
 
 
 def test_int8_is_for_our_own_decoders(model):
