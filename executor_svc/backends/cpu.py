@@ -1,6 +1,7 @@
 """The CPU backend: a real model, its KV pool and the sampler, glued. How the model computes is the model's business."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from executor_svc.kv_cache import KVPool
 from executor_svc.memory import available_memory
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.load import WeightType, computed_type, load_model, read_model
-from executor_svc.model.native import prefers_bf16
 from executor_svc.race import Race, load_race
 from executor_svc.sampler import Sampler, score
 from executor_svc.startup import Startup
@@ -64,10 +64,9 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     num_threads = config.threads or available_cores()
     torch.set_num_threads(num_threads)
     described = read_model(config.model)
-    wanted = resolve_dtype(config.dtype)
-    dtype = computed_type(described, wanted)
-    if dtype != wanted:
-        startup.note(f"{wanted} is for our own decoders: {described.architecture} is computed in {_name(dtype)}")
+    dtype = computed_type(described, _type(config.dtype))
+    if config.dtype is Dtype.INT8 and dtype != "int8":
+        startup.note(f"int8 is for our own decoders: {described.architecture} is computed in {_name(dtype)}")
     if config.kv_dtype is not KVDtype.AUTO:
         raise StartupError(f"--kv-dtype {config.kv_dtype} is not offered by the cpu backend: leave it at auto")
     startup.note(report(config.model, described, dtype, available_memory(), "memory"))
@@ -105,11 +104,10 @@ def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     return CpuBackend(decoder, pool, geometry, identity, race)
 
 
-def resolve_dtype(choice: Dtype) -> WeightType:
+def _type(choice: Dtype) -> WeightType | Literal["auto"]:
     match choice:
         case Dtype.AUTO:
-            # Half the memory traffic, where the arithmetic costs no more for it.
-            return torch.bfloat16 if prefers_bf16() else torch.float32
+            return "auto"
         case Dtype.INT8:
             return "int8"
         case _:

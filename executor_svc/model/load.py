@@ -29,9 +29,17 @@ def read_model(path: str | Path) -> ModelConfig | Description:
     return describe(raw, source)
 
 
-def computed_type(config: ModelConfig | Description, dtype: WeightType) -> WeightType:
-    """What the weights will be in where `dtype` was asked for: only our own decoders know int8."""
-    return _wide_type() if isinstance(config, Description) and dtype == "int8" else dtype
+def computed_type(config: ModelConfig | Description, dtype: WeightType | Literal["auto"]) -> WeightType:
+    """What the weights will be in where `dtype` was asked for.
+
+    "auto" is the fastest type: bfloat16 halves the memory traffic, but only the native engine widens it well on a CPU
+    that does not multiply it. int8 is for our own decoders.
+    """
+    if isinstance(config, Description):
+        return dtype if isinstance(dtype, torch.dtype) else _wide_type()
+    if dtype == "auto":
+        return torch.bfloat16 if unsupported(config) is None and native.prefers_bf16() else _wide_type()
+    return dtype
 
 
 def load_model(
@@ -47,16 +55,14 @@ def load_model(
 ) -> Decoder:
     """The decoder for the model in `path`, on the CPU.
 
-    dtype "auto" is bfloat16 where that is fast and float32 elsewhere. `num_threads` 0 means every core this
+    dtype "auto" is as `computed_type` says. `num_threads` 0 means every core this
     process may use. The compiled engine is kept in `cache_dir`; `notice` hears when it is made. `use_native` False
     forces torch.
     """
-    if dtype == "auto":
-        dtype = torch.bfloat16 if native.prefers_bf16() else torch.float32
+    dtype = computed_type(config, dtype)
     if isinstance(config, Description):
-        computed = computed_type(config, dtype)
-        assert isinstance(computed, torch.dtype)
-        return load_borrowed(path, config, computed)
+        assert isinstance(dtype, torch.dtype)
+        return load_borrowed(path, config, dtype)
     num_threads = num_threads or len(os.sched_getaffinity(0))
     reason = "not wanted" if not use_native else unsupported(config)
     if reason is None and dtype not in _KINDS:
@@ -74,5 +80,5 @@ def load_model(
 
 
 def _wide_type() -> torch.dtype:
-    """What torch computes in where int8 was asked for."""
+    """What torch itself is fast in."""
     return torch.bfloat16 if native.has_fast_bf16() else torch.float32

@@ -15,12 +15,14 @@ from safetensors.torch import load_file, save_file
 from executor_svc.backends.select import make_backend
 from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettings
 from executor_svc.errors import StartupError
+from executor_svc.model import native
 from executor_svc.model.borrowed import num_stored
 from executor_svc.model.borrowed.description import describe, longest_position
 from executor_svc.model.borrowed.interface import CannotBorrow, attend
 from executor_svc.model.borrowed.self_check import check_itself
 from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.load import load_model, read_model
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.load import computed_type, load_model, read_model
 from executor_svc.startup import Startup
 from executor_svc.worker import Worker
 from tests.unit.executor.plans import ToyScheduler, ToySequence, greedy
@@ -100,13 +102,25 @@ def test_mixed_batch_and_preemption(model):
         check_against(reference, row)
 
 
-def test_the_cpu_backend_serves_it(model, capsys):
+class Notes(Startup):
+    """Keeps what the operator would see."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_the_cpu_backend_serves_it(model):
     reference, _, directory = model
     sizes = SizeSettings(num_blocks=200, block_size=4, max_num_seqs=6, max_num_batched_tokens=20)
     config = ExecutorConfig(directory, BackendChoice.CPU, Dtype.FLOAT32, sizes=sizes, threads=1)
-    backend, rng = make_backend(config, Startup()), random.Random(5)
+    notes, rng = Notes(), random.Random(5)
+    backend = make_backend(config, notes)
     assert backend.identity.architecture == type(reference).__name__
-    assert "M parameters: " in capsys.readouterr().err
+    order = [next(i for i, line in enumerate(notes.lines) if part in line) for part in ("M parameters: ", "loading")]
+    assert order == sorted(order)
     sequences = [ToySequence(prompt(n, seed=n), n, 6, greedy()) for n in (1, 9, 30)]
     worker = Worker(backend)
     worker.reset()
@@ -130,12 +144,28 @@ def test_half_precision(neox):
     )  # fmt: skip
 
 
-def test_int8_is_for_our_own_decoders(model, capsys):
+@pytest.mark.parametrize("fast_bf16", [False, True])
+@pytest.mark.parametrize("engine_widens", [False, True])
+def test_the_fastest_type_depends_on_who_computes(monkeypatch, fast_bf16, engine_widens):
+    monkeypatch.setattr(native, "has_fast_bf16", lambda: fast_bf16)
+    monkeypatch.setattr(native, "prefers_bf16", lambda: fast_bf16 or engine_widens)
+    by_torch = torch.bfloat16 if fast_bf16 else torch.float32
+    by_engine = torch.bfloat16 if fast_bf16 or engine_widens else torch.float32
+    raw = {**TINY, "architectures": ["LlamaForCausalLM"]}
+    assert computed_type(ModelConfig.from_dict(raw), "auto") == by_engine
+    assert computed_type(ModelConfig.from_dict({**raw, "head_dim": 18}), "auto") == by_torch
+    described = describe(config_of("gpt_neox", "GPTNeoXForCausalLM"), "config.json")
+    assert computed_type(described, "auto") == computed_type(described, "int8") == by_torch
+    assert computed_type(described, torch.float16) == torch.float16
+
+
+def test_int8_is_for_our_own_decoders(model):
     sizes = SizeSettings(num_blocks=8, block_size=4)
     config = ExecutorConfig(model[2], BackendChoice.CPU, Dtype.INT8, sizes=sizes, threads=1)
-    backend = make_backend(config, Startup())
+    notes = Notes()
+    backend = make_backend(config, notes)
     assert backend.identity.dtype in ("bfloat16", "float32")
-    assert f"computed in {backend.identity.dtype}\n" in capsys.readouterr().err
+    assert any(line.endswith(f"computed in {backend.identity.dtype}") for line in notes.lines)
 
 
 @pytest.mark.parametrize("head", [False, True])
