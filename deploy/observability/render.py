@@ -62,17 +62,18 @@ def draw(axes: Any, panel: dict[str, Any], server: str, start: float, end: float
             # A line that is nothing all the time says nothing.
             if points and (panel["id"] == 8 or any(v > 0 for _, v in points) or len(panel["targets"]) > 2):
                 lines.append((legend(target, series["metric"]), points))
+    most = max((v for _, points in lines for _, v in points if math.isfinite(v)), default=0.0)
+    unit, scale = (" (ms)", 1000.0) if is_seconds and (most < 2 or panel["id"] == 6) else (" (s)" * is_seconds, 1.0)
     for i, (name, points) in enumerate(lines):
         x, y = zip(*points, strict=True)
-        scale = 1000.0 if is_seconds else 1.0
         axes.plot(x, [v * scale for v in y], label=name, color=COLOURS[i % len(COLOURS)], linewidth=1.6)
         if stacked:
             axes.fill_between(x, [v * scale for v in y], color=COLOURS[i % len(COLOURS)], alpha=0.15)
-    title = panel["title"] + (" (ms)" if is_seconds else "")
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(panel["title"] + unit, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlim(0, end - start)
     if panel["id"] == 6:  # device and scheduler are orders of magnitude apart
         axes.set_yscale("log")
+        axes.set_ylim(top=30 * axes.get_ylim()[1])
     else:
         axes.set_ylim(0, 1.35 * max(axes.get_ylim()[1], 0.1))  # room for the legend
     axes.grid(alpha=0.25)
