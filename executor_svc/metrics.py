@@ -6,9 +6,10 @@ that sets PROMETHEUS_MULTIPROC_DIR the numbers go to files there (prometheus_cli
 
 from typing import Literal
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from executor_svc.errors import StartupError
+from executor_svc.metrics_endpoint import serve_metrics
 from protos.stepwire.wire.v1 import step_pb2
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -49,9 +50,8 @@ class ExecutorMetrics:
     def serve(self, host: str, port: int) -> int:
         """The port that answers; raises StartupError when it cannot be had."""
         try:
-            server, _ = start_http_server(port, host, self._registry)
+            return serve_metrics(self._registry, host, port)
         except OSError as error:
             raise StartupError(
                 f"cannot serve metrics on {host}:{port}: {error.strerror}: choose another --metrics-port"
             ) from error
-        return server.server_port

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.core.contract import Cause, Finished, Output, Stats
 from scheduler_svc.errors import EndReason, StartupError
+from scheduler_svc.metrics_endpoint import serve_metrics
 
 _MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _STEP = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
@@ -152,12 +153,11 @@ class SchedulerMetrics:
     def serve(self, host: str, port: int) -> int:
         """Answers GET /metrics from a thread of its own; returns the port."""
         try:
-            server, _ = start_http_server(port, host, self._registry)
+            return serve_metrics(self._registry, host, port)
         except OSError as error:
             raise StartupError(
                 f"cannot serve metrics on {host}:{port}: {error.strerror}: choose another --metrics-port"
             ) from error
-        return server.server_port
 
     # ---- events, a few a step ----------------------------------------------------------------------------------
 

@@ -34,6 +34,16 @@ def query_range(server: str, expression: str, start: float, end: float) -> list[
         return json.load(reply)["data"]["result"]
 
 
+def with_gaps(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """No line is drawn over a time without values."""
+    drawn: list[tuple[float, float]] = []
+    for t, v in points:
+        if drawn and t - drawn[-1][0] > 2 * STEP_S:
+            drawn.append((t, math.nan))
+        drawn.append((t, v))
+    return drawn
+
+
 def legend(target: dict[str, Any], labels: dict[str, str]) -> str:
     text = target.get("legendFormat") or target["expr"]
     for name, value in labels.items():
@@ -48,23 +58,24 @@ def draw(axes: Any, panel: dict[str, Any], server: str, start: float, end: float
     for target in panel["targets"]:
         for series in query_range(server, target["expr"].replace("$__rate_interval", rate_interval), start, end):
             points = [(float(t) - start, float(v)) for t, v in series["values"]]
-            points = [(t, v) for t, v in points if math.isfinite(v)]
+            points = with_gaps([(t, v) for t, v in points if math.isfinite(v)])
             # A line that is nothing all the time says nothing.
-            if points and (panel["id"] == 8 or any(v for _, v in points) or len(panel["targets"]) > 2):
+            if points and (panel["id"] == 8 or any(v > 0 for _, v in points) or len(panel["targets"]) > 2):
                 lines.append((legend(target, series["metric"]), points))
+    most = max((v for _, points in lines for _, v in points if math.isfinite(v)), default=0.0)
+    unit, scale = (" (ms)", 1000.0) if is_seconds and (most < 2 or panel["id"] == 6) else (" (s)" * is_seconds, 1.0)
     for i, (name, points) in enumerate(lines):
         x, y = zip(*points, strict=True)
-        scale = 1000.0 if is_seconds else 1.0
         axes.plot(x, [v * scale for v in y], label=name, color=COLOURS[i % len(COLOURS)], linewidth=1.6)
         if stacked:
             axes.fill_between(x, [v * scale for v in y], color=COLOURS[i % len(COLOURS)], alpha=0.15)
-    title = panel["title"] + (" (ms)" if is_seconds else "")
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(panel["title"] + unit, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlim(0, end - start)
     if panel["id"] == 6:  # device and scheduler are orders of magnitude apart
         axes.set_yscale("log")
+        axes.set_ylim(top=30 * axes.get_ylim()[1])
     else:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.35 * max(axes.get_ylim()[1], 0.1))  # room for the legend
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)

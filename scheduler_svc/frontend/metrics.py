@@ -5,10 +5,11 @@ Names begin with stepwire_frontend_: the scheduler counts the same requests from
 
 from bisect import bisect_left
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scheduler_svc.errors import StartupError
 from scheduler_svc.metrics import WeightedHistogram
+from scheduler_svc.metrics_endpoint import serve_metrics
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
 INTER_TOKEN_BUCKETS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024)
@@ -84,8 +85,7 @@ class FrontendMetrics:
     def serve(self, host: str, port: int) -> int:
         """Answers GET /metrics from a daemon thread; returns the port."""
         try:
-            server, _ = start_http_server(port, host, self.registry)
+            return serve_metrics(self.registry, host, port)
         except OSError as error:
             reason = f"cannot serve metrics on {host}:{port} ({error.strerror})"
             raise StartupError(f"{reason}: choose another --metrics-port") from None
-        return server.server_port

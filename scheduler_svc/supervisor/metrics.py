@@ -5,10 +5,11 @@ A dead child's counters stay in the sums, so that totals only grow; its live gau
 
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from scheduler_svc.errors import StartupError
+from scheduler_svc.metrics_endpoint import serve_metrics
 from scheduler_svc.supervisor import ports
 
 
@@ -26,11 +27,10 @@ class MergedMetrics:
     def serve(self, host: str, port: int) -> int:
         """Starts to answer, in a daemon thread that lives as long as the process; the port that it got."""
         try:
-            server, _ = start_http_server(port, addr=host, registry=self._registry)
+            return serve_metrics(self._registry, host, port)
         except OSError as error:
             reason = f"cannot serve metrics on {ports.join(host, port)} ({error.strerror})"
             raise StartupError(f"{reason}: choose another --metrics-port") from None
-        return server.server_port
 
     def died(self, name: str, pid: int) -> None:
         self._restarts.labels(process=name).inc()
