@@ -188,10 +188,11 @@ def verdicts(rows: list[dict[str, Any]]) -> Iterator[str]:
     scale = {row["frontends"]: row for row in rows if row["case"] == "scale"}
     for number in sorted(scale.keys() - {1}):
         if 1 in scale:
-            # What it could serve if every frontend had a core: its rate per CPU second, times its frontends.
-            each = scale[number]["tok_per_cpu_s"] / scale[1]["tok_per_cpu_s"]
+            # What they could send if each had a core: their rate per CPU second, times their number. Messages, because
+            # a frontend that gets too little of a shared core packs more tokens into each.
+            each = scale[number]["msg_per_cpu_s"] / scale[1]["msg_per_cpu_s"]
             apart = "apart" if scale[number]["cores_apart"] else "sharing cores"
-            yield f"{number} frontends ({apart}): {number * each:.2f} x one, by CPU time per token"
+            yield f"{number} frontends ({apart}): {number * each:.2f} x one, by CPU time per message"
 
 
 def main() -> None:
