@@ -1,6 +1,6 @@
 """What a token costs a frontend, and how long it takes through it.
 
-    python -m benchmarks.frontend [--cases own steady busy scale latency door ruler] [--window 4] [--repeats 1]
+    python -m benchmarks.frontend [--cases own steady busy scale latency ruler] [--window 4] [--repeats 1]
         [--peer PROGRAM.py] [--json [FILE]]
 
     own      the frontend's own work on a token, in one process and without gRPC (benchmarks/frontend_path.py)
@@ -8,7 +8,6 @@
     busy     the same with steps that take no time: tokens that find their stream still writing join its next message
     scale    256 streams over 1, 2 and 4 frontends
     latency  the age of tokens as the client gets them, below saturation; in steady and scale too
-    door     a request that finds the queue full, beside a call that does nothing
     peer     64 and 256 streams over vllm.grpc.engine.VllmEngine, ours and that of --peer PROGRAM.py in turn: a server
              over an engine without work, which takes the ruler's job (benchmarks/frontend_ruler.py)
     ruler    grpc.aio and uvloop alone, the same pace and the same client: what ratios are to
@@ -33,14 +32,13 @@ from benchmarks import frontend_path
 from benchmarks.frontend_rig import Rig, Ruler, model_palette, own_cores, run_client
 from benchmarks.serving import percentile
 
-CASES = ("own", "steady", "busy", "scale", "latency", "door", "peer", "ruler")
+CASES = ("own", "steady", "busy", "scale", "latency", "peer", "ruler")
 MAX_TOKENS = 30_000
 # Seconds of a step: about 8,000 tokens a second.
 PACE = {16: 0.004, 64: 0.008, 256: 0.032}
 LATENCY_STREAMS = 256
 # A third of the pace, so that one step's messages have left long before the next step ends.
 LATENCY_STEP_S = 0.1
-DOOR_CALLS = 300
 # Streams, tokens a message, text, stop strings.
 OWN = ((64, 1, True, False), (256, 1, True, False), (256, 8, True, False), (256, 1, False, False), (256, 1, True, True))
 AIMS = {"steady": 40_000, "busy": 250_000}
@@ -92,24 +90,6 @@ def against_peer(options: argparse.Namespace, palette: list[int]) -> Iterator[di
         yield head | {"who": "peer"} | medians(theirs)
 
 
-def door(options: argparse.Namespace) -> dict[str, Any]:
-    """Two streams run, one waits, and the queue holds one: the next is refused."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Rig(Path(folder), frontends=1, rows=2, step_s=0.02, max_waiting=1) as rig,
-        rig.occupied(3),
-    ):
-        found = run_client(rig, streams=0, window_s=0, calls=DOOR_CALLS, text=True, max_tokens=8)
-    refused, answered = found["refused_ms"], found["get_model_ms"]
-    return {
-        "calls": len(refused),
-        "refused_p50_ms": percentile(refused, 0.5),
-        "refused_p99_ms": percentile(refused, 0.99),
-        "get_model_p50_ms": percentile(answered, 0.5),
-        "get_model_p99_ms": percentile(answered, 0.99),
-    }
-
-
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Of each number by itself."""
     return {
@@ -150,17 +130,10 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield head | {"who": "ruler"} | medians(rulers)
     if "peer" in cases and options.peer is not None:
         yield from against_peer(options, palette)
-    if "door" in cases:
-        yield {"case": "door", "who": "stepwire"} | door(options)
 
 
 def show(row: dict[str, Any]) -> str:
     name = f"{row['case']:8} {row['who']:9}"
-    if row["case"] == "door":
-        return (
-            f"{name} refused {row['refused_p50_ms']:.2f} / {row['refused_p99_ms']:.2f} ms, "
-            f"GetModel {row['get_model_p50_ms']:.2f} / {row['get_model_p99_ms']:.2f} ms (p50 / p99)"
-        )
     if row["case"] == "own":
         kind = ("text" if row["text"] else "ids") + (", stop strings" if row["stop_strings"] else "")
         return (
@@ -188,10 +161,11 @@ def verdicts(rows: list[dict[str, Any]]) -> Iterator[str]:
     scale = {row["frontends"]: row for row in rows if row["case"] == "scale"}
     for number in sorted(scale.keys() - {1}):
         if 1 in scale:
-            # What it could serve if every frontend had a core: its rate per CPU second, times its frontends.
-            each = scale[number]["tok_per_cpu_s"] / scale[1]["tok_per_cpu_s"]
+            # What they could send if each had a core: their rate per CPU second, times their number. Messages, because
+            # a frontend that gets too little of a shared core packs more tokens into each.
+            each = scale[number]["msg_per_cpu_s"] / scale[1]["msg_per_cpu_s"]
             apart = "apart" if scale[number]["cores_apart"] else "sharing cores"
-            yield f"{number} frontends ({apart}): {number * each:.2f} x one, by CPU time per token"
+            yield f"{number} frontends ({apart}): {number * each:.2f} x one, by CPU time per message"
 
 
 def main() -> None:

@@ -2,11 +2,9 @@
 
     python -m benchmarks.frontend_client < job.json > found.json
 
-Job: {"addresses", "api", "streams", "prompt", "text", "max_tokens", "window_s", "palette", "pids", "calls"}; "api" is
+Job: {"addresses", "api", "streams", "prompt", "text", "max_tokens", "window_s", "palette", "pids"}; "api" is
 "stepwire" or "vllm", which is vllm.grpc.engine.VllmEngine and has no text. The window begins
-once every stream has had a token; the CPU time of `pids` is read as it begins and as it ends. `calls` > 0: instead of
-reading streams, that many requests one after the other, each of which is expected to be refused, and as many calls of
-GetModel beside them.
+once every stream has had a token; the CPU time of `pids` is read as it begins and as it ends.
 """
 
 import asyncio
@@ -122,31 +120,12 @@ IDS_OF: dict[str, Callable[[Any], Sequence[int]]] = {
 }
 
 
-async def refusals(job: dict[str, Any], stubs: list[Any]) -> dict[str, Any]:
-    """Milliseconds from the call to its end, one at a time."""
-    request, stub = request_of(job), stubs[0]
-    refused, answered = [], []
-    for _ in range(job["calls"]):
-        began = time.perf_counter()
-        try:
-            async for _ in stub.Generate(request):
-                raise SystemExit("a request was taken that was to be refused")
-        except grpc.aio.AioRpcError as error:
-            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise
-        refused.append((time.perf_counter() - began) * 1e3)
-        began = time.perf_counter()
-        await stub.GetModel(pb.GetModelRequest())
-        answered.append((time.perf_counter() - began) * 1e3)
-    return {"refused_ms": sorted(refused), "get_model_ms": sorted(answered)}
-
-
 async def run(job: dict[str, Any]) -> dict[str, Any]:
     channels = [grpc.aio.insecure_channel(address) for address in job["addresses"]]
     try:
         await asyncio.wait_for(asyncio.gather(*(c.channel_ready() for c in channels)), CONNECT_LIMIT_S)
         stubs = [STUBS[job["api"]](channel) for channel in channels]
-        return await (refusals if job["calls"] else streams)(job, stubs)
+        return await streams(job, stubs)
     finally:
         await asyncio.gather(*(channel.close() for channel in channels))
 

@@ -4,7 +4,6 @@ Services are the real ones, started as an operator starts them; the executor is 
 is measured.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -12,18 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from benchmarks.config import environment_with
-from benchmarks.frontend_executor import MAX_MODEL_LEN
 from benchmarks.stamps import palette_of
-from protos.stepwire.inference.v1 import inference_pb2 as pb
-from protos.stepwire.inference.v1 import inference_pb2_grpc
 from scheduler_svc.config import endpoints
 from scheduler_svc.frontend.model_files import ModelFiles
 from scheduler_svc.models.store import resolve_model
@@ -65,11 +59,11 @@ def model_palette() -> list[int]:
 class Rig:
     """Runs until the block ends. `addresses` and `pids` are the frontends'."""
 
-    def __init__(self, folder: Path, *, frontends: int, rows: int, step_s: float, max_waiting: int = 1024):
+    def __init__(self, folder: Path, *, frontends: int, rows: int, step_s: float):
         self.directory = resolve_model("")
         self.palette = model_palette()
         self.cores = share(own_cores(), frontends)
-        self._folder, self._rows, self._step_s, self._max_waiting = folder, rows, step_s, max_waiting
+        self._folder, self._rows, self._step_s = folder, rows, step_s
         self._children: list[subprocess.Popen[bytes]] = []
         self._ports = [free_port() for _ in range(frontends)]
         self.addresses = [f"127.0.0.1:{port}" for port in self._ports]
@@ -85,7 +79,7 @@ class Rig:
 
     def _start(self) -> None:
         places = endpoints(self._folder)
-        limits = ("--max-waiting", str(self._max_waiting), "--no-prefix-caching", "--runtime-dir", str(self._folder))
+        limits = ("--no-prefix-caching", "--runtime-dir", str(self._folder))
         self._run(self.cores.engine, "scheduler_svc", *limits, "--log-level", "warning")
         job = {"endpoint": places.executor, "beat": places.beat, "model": str(self.directory)}
         work = {"palette": self.palette, "step_s": self._step_s, "rows": self._rows}
@@ -122,26 +116,6 @@ class Rig:
             if ended or time.monotonic() > limit:
                 raise SystemExit(f"the services did not start: {ended or 'out of time'}")
             time.sleep(0.02)
-
-    @contextlib.contextmanager
-    def occupied(self, streams: int) -> Iterator[None]:
-        """That many requests run or wait as long as the block lasts; nobody reads them."""
-        request = pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=self.palette[:8]),
-            stopping=pb.StoppingCriteria(max_tokens=MAX_MODEL_LEN - 16, ignore_eos=True),
-        )
-        with grpc.insecure_channel(self.addresses[0]) as channel:
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            calls = [stub.Generate(request) for _ in range(streams)]
-
-            def is_there() -> bool:
-                load = stub.GetLoad(pb.GetLoadRequest(), timeout=10)
-                return load.num_running + load.num_waiting == streams
-
-            self._wait_for(is_there)
-            yield
-            for call in calls:
-                call.cancel()
 
 
 class Ruler:
@@ -202,7 +176,7 @@ def _pin(cores: frozenset[int]) -> None:
 def run_client(rig: Rig | Ruler, **job: Any) -> dict[str, Any]:
     """What one client found."""
     base = {"addresses": rig.addresses, "pids": rig.pids, "palette": rig.palette, "prompt": rig.palette[:8]}
-    base |= {"api": "stepwire", "calls": 0}
+    base |= {"api": "stepwire"}
     mine = frozenset(own_cores())
     _pin(rig.cores.client)
     try:

@@ -246,14 +246,15 @@ class SchedulerSession:
             if choice is not None:
                 choice.stream.push_prompt_logprobs(scores.values)
         logprobs = {entry.entry: entry.values for entry in frame.logprobs}
+        choices = self._choices
         touched: dict[RequestStream, None] = {}  # one wake each, whatever a stream gets
         handles = np.frombuffer(frame.handles, "<u8").tolist()
         tokens = np.frombuffer(frame.token_ids, "<i4").tolist()
         positions = np.frombuffer(frame.positions, "<i4").tolist()
         for entry, (handle, token, position) in enumerate(zip(handles, tokens, positions, strict=True)):
-            choice = self._choices.get(handle)
+            choice = choices.get(handle)
             if choice is not None:
-                choice.push(token, position, logprobs.get(entry))
+                choice.push(token, position, logprobs.get(entry) if logprobs else None)
                 touched[choice.stream] = None
         for finished in frame.finished:
             choice = self._choices.get(finished.handle)

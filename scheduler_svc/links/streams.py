@@ -109,7 +109,11 @@ class RequestStream:
         """
         while True:
             if not (self._has_news or self.is_over):
-                await self._wait()
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
             self._has_news = False
             deltas = [delta for choice in self.choices if (delta := choice.take()) is not None]
             if deltas:
@@ -118,13 +122,6 @@ class RequestStream:
                 raise self._error
             if self.is_over:
                 return []
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def cancel(self) -> None:
         """Nobody wants the rest. Harmless when it is over already."""

@@ -117,7 +117,9 @@ class Answer:
             self._prompt = message.prompt
             if message.prompt.logprobs:
                 self._input_logprobs = _input_logprobs(message.prompt.logprobs)
-        choice = self._choices.setdefault(message.index, _Choice())
+        choice = self._choices.get(message.index)
+        if choice is None:
+            choice = self._choices[message.index] = _Choice()
         choice.num_tokens += len(message.token_ids)
         if not self._streams:
             choice.token_ids.extend(message.token_ids)

@@ -39,12 +39,12 @@ def test_verdicts_compare_with_the_aim_and_with_the_ruler():
     steady = {"case": "steady", "who": "stepwire", "streams": 64, "tok_per_cpu_s": 30_000.0}
     ruler = steady | {"who": "ruler", "tok_per_cpu_s": 40_000.0}
     scale = [
-        {"case": "scale", "who": "stepwire", "frontends": n, "tok_per_cpu_s": rate, "cores_apart": n == 1}
+        {"case": "scale", "who": "stepwire", "frontends": n, "msg_per_cpu_s": rate, "cores_apart": n == 1}
         for n, rate in ((1, 100.0), (2, 95.0))
     ]
     assert list(frontend.verdicts([steady, ruler, *scale])) == [
         "steady 64: 0.75 of the aim of 40000, 0.75 of the ruler",
-        "2 frontends (sharing cores): 1.90 x one, by CPU time per token",
+        "2 frontends (sharing cores): 1.90 x one, by CPU time per message",
     ]
 
 
