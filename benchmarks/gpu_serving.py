@@ -3,8 +3,8 @@
     this process: the executor, its link and worker        a child: the scheduler        another: the clients
 
 Idle is the time between the end of one step on the device and the beginning of the next, as a share of the time from
-the first to the last. A step launched while its predecessor runs begins when that one ends: no gap. What passes within a
-step while the host still launches parts of it counts as work.
+the first to the last. A step launched while its predecessor runs begins when that one ends: no gap. What passes within
+a step while the host still launches parts of it counts as work.
 """
 
 import json
