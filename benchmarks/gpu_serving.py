@@ -3,7 +3,8 @@
     this process: the executor, its link and worker        a child: the scheduler        another: the clients
 
 Idle is the time between the end of one step on the device and the beginning of the next, as a share of the time from
-the first to the last. A step launched while its predecessor runs begins when that one ends: no gap.
+the first to the last. A step launched while its predecessor runs begins when that one ends: no gap. What passes within
+a step while the host still launches parts of it counts as work.
 """
 
 import json
@@ -21,6 +22,7 @@ from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_load import FINGERPRINT
 from benchmarks.gpu_step import make_backend
 from executor_svc.backends.cuda import CudaBackend, Pending
+from executor_svc.backends.cuda_warm_up import warm_up_batches
 from executor_svc.batch import ForwardBatch
 from executor_svc.link import ExecutorLink, LinkSettings
 from executor_svc.serve import hello_of
@@ -73,6 +75,7 @@ def serving(bench: Bench) -> None:
     backend.identity.fingerprint = FINGERPRINT
     if not bench.dry:
         backend.warm_up()
+        bench.add("serving", "no launch makes the host wait", ok=launches_never_wait(backend))
     with tempfile.TemporaryDirectory() as folder:
         scheduler = _start_scheduler(Path(folder))
         try:
@@ -80,6 +83,22 @@ def serving(bench: Bench) -> None:
         finally:
             scheduler.terminate()
             scheduler.wait(LIMIT_S)
+
+
+def launches_never_wait(backend: CudaBackend) -> bool:
+    """Every kind of step, with torch told to raise where it would synchronise. Only reading a result may wait."""
+    for batch in warm_up_batches(backend.geometry):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            pending = backend.launch(batch)
+        except RuntimeError as error:
+            print(f"a launch waits: {error}", file=sys.stderr)
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        pending.wait()
+    backend.reset()
+    return True
 
 
 def _start_scheduler(folder: Path) -> "subprocess.Popen[bytes]":
