@@ -52,7 +52,7 @@ async def test_a_request_that_kills_every_executor_ends_and_the_others_live(tmp_
         assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
         assert 4 <= serve.load().epoch - 1 <= 5
         if kind == "nan":
-            assert serve.metric("stepwire_epochs_ended_total", reason="not_finite") >= 4
+            await until(lambda: serve.metric("stepwire_epochs_ended_total", reason="not_finite") >= 4)
             assert serve.metric("stepwire_deaths_total") == 0
         assert_clean(serve)
 
