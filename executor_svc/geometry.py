@@ -59,6 +59,11 @@ def size_pool(
     if sizes.num_blocks is not None:
         num_blocks = sizes.num_blocks
         _check_available(num_blocks * per_block, f"--num-blocks {num_blocks}", memory)
+        if (holds := num_blocks * block_size) < max_model_len:
+            notice(
+                f"--num-blocks {num_blocks} holds {holds} tokens, less than one sequence of {max_model_len}: "
+                "longer requests are refused"
+            )
     else:
         num_blocks, max_model_len = _measured(sizes, block_size, per_block, max_model_len, memory, notice)
     return step_pb2.Geometry(

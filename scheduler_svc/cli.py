@@ -127,13 +127,24 @@ def executor(context: typer.Context) -> None:
     _become("executor_svc", context.args)
 
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of output; unset: all that fit.")]
+def _whole(name: str, high: int, help: str) -> Any:
+    """An option for a field of the API that holds 0..high; what of it the model allows is for the server to say."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and not 0 <= value <= high:
+            raise typer.BadParameter(f"{value} is not within 0..{high}")
+        return value
+
+    return typer.Option(name, callback=check, help=help)
+
+
+MaxTokens = Annotated[int | None, _whole("--max-tokens", 2**32 - 1, "Tokens of output; unset: all that fit.")]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", min=0, max=2, help="0: greedy. Unset: the model's.")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Draw the same again.")]
+Seed = Annotated[int | None, _whole("--seed", 2**64 - 1, "Draw the same again.")]
 TopP = Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="Draw from the likeliest of this share.")]
-TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Draw from this many; 0: from all.")]
+TopK = Annotated[int | None, _whole("--top-k", 2**32 - 1, "Draw from this many; 0: from all.")]
 INTERRUPTED = 130
 
 

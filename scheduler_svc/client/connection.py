@@ -71,6 +71,8 @@ def explain(error: grpc.RpcError, address: str, access: Access = OPEN) -> str:
         return f"{address} answered {code.name}: {details}"
     if "wrong_version_number" in words:
         return f"{address} answers, but not in TLS: leave --tls-ca out, or start it with --tls-cert and --tls-key"
+    if not access.is_tls and "parsing http/2" in words:
+        return f"{address} answers, but not in gRPC: is it the port of something else, of metrics say?"
     # A server that wants something else of the handshake closes the connection without a word.
     if access.is_tls and ("handshake" in words or "closed" in words):
         return (

@@ -169,7 +169,8 @@ def once(
     """One frame to stdout, or as a picture (SVG) to `record`. Rates need more than one snapshot: a second at least."""
     state = asyncio.run(_once(address, access, num_snapshots=1 + round(1000 * after_s / ONCE_INTERVAL_MS)))
     if state.problem:
-        raise StartupError(f"{address}: {state.problem}")
+        # What was found out here names the address; what the frontend says of itself does not.
+        raise StartupError(state.problem if address in state.problem else f"{address}: {state.problem}")
     console = Console()
     width, height = size or (console.width, console.height)
     if record is None:

@@ -176,7 +176,11 @@ def check_fits_pool(field: str, num_prompt: int, max_tokens: int, bounds: ModelB
     room = bounds.num_blocks * bounds.block_size
     needed = num_prompt + max(max_tokens, 1) - 1
     if needed > room:
-        raise invalid(field, f"{needed} tokens with its output", f"within the memory for {room} tokens")
+        raise InvalidArgument(
+            f"{field} and its output may come to {needed} tokens, but the server has memory for {room}: "
+            "shorten the prompt or lower stopping.max_tokens",
+            field=field,
+        )
 
 
 # ---- chat ----

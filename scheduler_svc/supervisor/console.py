@@ -44,9 +44,9 @@ class Console:
         self._write(f"{self._clear()}{label} │ {text}\n{self._status}")
 
     def say(self, text: str) -> None:
-        """A line of serve's own."""
+        """Serve's own words; as JSON, a record for each of their lines."""
         if self._as_json:
-            self._write(f"{_object('serve', text)}\n")
+            self._write("".join(f"{_object('serve', line)}\n" for line in text.splitlines()))
             return
         self._write(f"{self._clear()}{text}\n{self._status}")
 

@@ -23,6 +23,7 @@ class Error(grpc.RpcError):
         ("UNAVAILABLE", "failed to connect to all addresses; last error: Socket closed", Access(), "--tls-ca FILE"),
         ("UNAVAILABLE", "failed to connect: Tls handshake failed", Access(tls_ca="x"), "no TLS with here:1"),
         ("UNAVAILABLE", "failed to connect: Socket closed", Access(tls_ca="x"), "no TLS with here:1"),
+        ("UNAVAILABLE", "failed to connect: Failed parsing HTTP/2", Access(), "here:1 answers, but not in gRPC"),
         ("UNAVAILABLE", "Socket closed", Access(), "here:1 answered UNAVAILABLE: Socket closed"),
         ("UNAVAILABLE", "draining", Access(tls_ca="x"), "here:1 answered UNAVAILABLE: draining"),
         ("INVALID_ARGUMENT", "n is 0", Access(), "here:1 answered INVALID_ARGUMENT: n is 0"),

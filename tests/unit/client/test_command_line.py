@@ -29,6 +29,20 @@ def test_every_command_is_told_in_a_whole_sentence(group, monkeypatch):
     assert "..." not in text.partition("Commands:")[2]
 
 
+@pytest.mark.parametrize("command", [("generate", "hi"), ("chat",)])
+@pytest.mark.parametrize(
+    ("option", "limit"), [("--max-tokens", 2**32 - 1), ("--top-k", 2**32 - 1), ("--seed", 2**64 - 1)]
+)
+def test_a_number_that_no_field_holds_is_refused_by_name(command, option, limit):
+    for value in (-1, limit + 1):
+        status, text = run(*command, "--address", "127.0.0.1:1", option, str(value))
+        assert status == 2
+        assert f"'{option}': {value} is not within 0..{limit}" in text
+    status, text = run(*command, "--address", "127.0.0.1:1", option, str(limit))
+    assert status == 1  # nobody answers there
+    assert option not in text
+
+
 def test_an_empty_cache_says_where_it_is_and_how_it_fills(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPWIRE_CACHE", str(tmp_path))
     status, text = run("model", "list")

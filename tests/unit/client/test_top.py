@@ -310,7 +310,7 @@ def test_a_story(address):
     [
         (("--once", "--size", "9"), "--size"),
         (("--record", "x.png"), "SVG"),
-        (("--address", "127.0.0.1:1", "--once"), "nothing answers"),
+        (("--address", "127.0.0.1:1", "--once"), "nothing answers on 127.0.0.1:1: start"),
         ((), "--once"),
     ],
 )
@@ -318,6 +318,7 @@ def test_what_cannot_be_is_one_line(arguments, says):
     status, text = run(*arguments)
     assert status == 1
     assert says in text
+    assert text.count("127.0.0.1:1") <= 1
     assert "\n" not in text.strip()
 
 

@@ -37,8 +37,10 @@ def test_defaults_and_the_operators_numbers():
 
 
 def test_num_blocks_wins_and_may_hold_less_than_one_sequence():
-    geometry, notices = size(Memory(8 * GIB), num_blocks=10, kv_memory=GIB)
-    assert (geometry.num_blocks, geometry.max_model_len, notices) == (10, 8192, [])
+    geometry, [notice] = size(Memory(8 * GIB), num_blocks=511, kv_memory=GIB)
+    assert (geometry.num_blocks, geometry.max_model_len) == (511, 8192)
+    assert "holds 8176 tokens, less than one sequence of 8192" in notice
+    assert size(Memory(8 * GIB), num_blocks=512)[1] == []
 
 
 @pytest.mark.parametrize(("kv_memory", "fits"), [(8192 * TOKEN - 1, False), (8192 * TOKEN, True)])

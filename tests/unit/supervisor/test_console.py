@@ -49,6 +49,15 @@ def test_as_json_every_line_is_an_object_and_a_services_own_is_left_as_it_is():
     assert (json.loads(said)["service"], json.loads(said)["message"]) == ("serve", "ready")
 
 
+def test_as_json_words_of_several_lines_are_several_records():
+    stream = io.StringIO()
+    Console(stream, as_json=True).say("ready in 1 s\ntry: stepwire chat")
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == [
+        "ready in 1 s",
+        "try: stepwire chat",
+    ]
+
+
 def test_when_nobody_reads_lines_are_dropped():
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
