@@ -273,21 +273,24 @@ def replay(
 ) -> None:
     """Run the core over a journal again; compare every plan.
 
-    Exit status 1 when a plan differs from the one that was made: the first that does is named.
+    Exit status 1 when a plan differs from the one that was made: the first that does is named. Also for a damaged
+    journal, and when the step or the request that was asked for is not in it.
     """
     from pathlib import Path
 
-    from scheduler_svc.journal.replay import Difference, Replay, parse_position, report
+    from scheduler_svc.journal.replay import Difference, Replay, count, parse_position, report
 
     run = Replay(Path(file))
     try:
         run.run(parse_position(until) if until else None)
     except Difference as difference:
-        raise StartupError(f"after {run.num_plans} plans that are the same: {difference}") from None
+        raise StartupError(f"after {count(run.num_plans, 'plan')} made again the same: {difference}") from None
     finally:
-        if story and run.num_entries:
-            print("\n".join(run.core.story(story)) or f"nothing is known of request {story}")
+        for line in run.story(story) if story else ():
+            print(line)
     print("\n".join(report(run)))
+    if run.troubles:
+        raise StartupError("; ".join(run.troubles))
 
 
 model = typer.Typer(help="The model cache: $STEPWIRE_CACHE, else the XDG cache directory.", no_args_is_help=True)

@@ -178,7 +178,7 @@ def check_fits_pool(field: str, num_prompt: int, max_tokens: int, bounds: ModelB
     if needed > room:
         raise InvalidArgument(
             f"{field} and its output may come to {needed} tokens, but the server has memory for {room}: "
-            "shorten the prompt or lower stopping.max_tokens",
+            "send less of it or lower stopping.max_tokens",
             field=field,
         )
 

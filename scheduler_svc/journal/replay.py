@@ -43,8 +43,10 @@ class Replay:
     num_plans: int = 0
     num_epochs: int = 0
     num_entries: int = 0
-    # Bytes at the end of the file that are no whole frame.
+    # Bytes at the end of the file that are no whole frame, as the process left it.
     num_torn_bytes: int = 0
+    # What keeps it from being what was asked for, a line each: a damaged file, a step that never came.
+    troubles: list[str] = dataclasses.field(default_factory=list)
     # Of the last plan.
     epoch: int = 0
     step: int = 0
@@ -54,6 +56,8 @@ class Replay:
         reader = FrameReader(self.path)
         frames = reader.read()
         start = self._entry(next(frames, b""))
+        if reader.damaged_at is not None:
+            raise StartupError(self._damage(reader))
         if start.WhichOneof("body") != "start":
             raise StartupError(f"{self.path} holds no whole entry: it was cut when it was begun")
         self._begin(start.start)
@@ -63,6 +67,24 @@ class Replay:
             if until is not None and (until[0] in (None, self.epoch)) and self.step == until[1]:
                 return
         self.num_torn_bytes = reader.num_torn_bytes
+        if reader.damaged_at is not None:
+            self.troubles.append(self._damage(reader))
+        if until is not None:
+            epoch = "" if until[0] is None else f" of epoch {until[0]}"
+            self.troubles.append(f"there is no plan {until[1]}{epoch} in {self.path}: its last is {self._where()}")
+
+    def story(self, request_id: str) -> list[str]:
+        """What happened to a request, up to here; empty and a trouble when nothing is known of it."""
+        lines = self.core.story(request_id) if self.num_entries else []
+        if not lines:
+            self.troubles.append(f"nothing is known of request {request_id}")
+        return lines
+
+    def _damage(self, reader: FrameReader) -> str:
+        return (
+            f"{self.path} is damaged in the entry that begins at byte {reader.damaged_at}: "
+            f"{count(reader.num_unread_bytes, 'byte')} from there on were not read"
+        )
 
     def _entry(self, content: bytes) -> journal_pb2.JournalEntry:
         try:
@@ -196,11 +218,16 @@ def parse_position(text: str) -> Position:
     return (int(epoch) if epoch else None), int(step)
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def report(replay: Replay) -> list[str]:
     """What a person wants to know at the end, as lines."""
     stats: dict[str, Any] = dataclasses.asdict(replay.core.stats())
     ids = "masked" if replay.masked else "as they were"
-    lines = [f"{replay.num_plans} plans in {replay.num_epochs} epochs are the same; ids are {ids}"]
+    plans, epochs = count(replay.num_plans, "plan"), count(replay.num_epochs, "epoch")
+    lines = [f"{plans} in {epochs} {'is' if replay.num_plans == 1 else 'are'} the same; ids are {ids}"]
     if replay.num_torn_bytes:
         lines.append(f"the last {replay.num_torn_bytes} bytes are no whole entry: the process ended in it")
     lines.append(f"after plan {replay.step} of epoch {replay.epoch}:")

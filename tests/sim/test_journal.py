@@ -8,15 +8,18 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from protos.stepwire.wire.v1 import journal_pb2
+from scheduler_svc.cli import app
 from scheduler_svc.core import planner
 from scheduler_svc.core.contract import Limits
 from scheduler_svc.core.memory import Memory
 from scheduler_svc.core.rows import Rows
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.errors import StartupError
 from scheduler_svc.journal import frames
-from scheduler_svc.journal.frames import FrameReader
+from scheduler_svc.journal.frames import MAGIC, FrameReader, frame
 from scheduler_svc.journal.replay import Difference, Replay, parse_position, report
 from tests.sim.mutants import patched
 from tests.sim.recorded import RecordedWorld
@@ -135,6 +138,50 @@ def test_a_torn_tail_costs_what_was_torn(tmp_path):
         assert cut.num_plans <= whole.num_plans
         assert cut.num_torn_bytes == 0 or f"the last {cut.num_torn_bytes} bytes" in "\n".join(report(cut))
     assert cut.num_plans < whole.num_plans
+
+
+def test_what_keeps_a_replay_from_what_was_asked_is_said_with_status_1(tmp_path):
+    (path,) = RecordedWorld(3, tmp_path, masked=True).run().paths[-1:]
+    status, out, said = command(path)
+    assert (status, said) == (0, "")
+    assert f"{replayed(path).num_plans} plans in " in out
+    status, _, said = command(path, "--until", "9:9", "--story", "nobody")
+    assert status == 1
+    assert f"there is no plan 9 of epoch 9 in {path}: its last is plan " in said
+    assert said.endswith("; nothing is known of request nobody")
+    data = bytearray(path.read_bytes())
+    begins = len(MAGIC)
+    for content in list(FrameReader(path).read())[:20]:
+        begins += len(frame(content))
+    data[begins + 8] ^= 1
+    path.write_bytes(data)
+    status, _, said = command(path)
+    assert status == 1
+    assert f"begins at byte {begins}: {len(data) - begins} bytes from there on were not read" in said
+    path.write_bytes(MAGIC + bytes([data[len(MAGIC)] ^ 1]) + data[len(MAGIC) + 1 :])
+    assert f"begins at byte {len(MAGIC)}:" in command(path)[2]
+
+
+def command(path, *options: str) -> tuple[int, str, str]:
+    """`stepwire replay`: its exit status, what it prints, what it complains of in a line."""
+    result = CliRunner().invoke(app, ["replay", str(path), *options])
+    status = 1 if isinstance(result.exception, StartupError) else result.exit_code
+    return status, result.output, str(result.exception or "")
+
+
+def test_one_is_told_as_one(tmp_path):
+    told = SimpleNamespace(
+        core=Scheduler(Limits(hash_key=b"a key")),
+        num_plans=1,
+        num_epochs=1,
+        masked=True,
+        num_torn_bytes=0,
+        step=1,
+        epoch=1,
+    )
+    assert report(told)[0] == "1 plan in 1 epoch is the same; ids are masked"
+    told.num_plans, told.num_epochs = 150, 2
+    assert report(told)[0] == "150 plans in 2 epochs are the same; ids are masked"
 
 
 @pytest.mark.parametrize("is_refused", [False, True], ids=["half a write is taken", "a write is refused"])

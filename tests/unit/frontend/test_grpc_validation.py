@@ -188,6 +188,7 @@ async def test_what_can_never_fit_the_pool(r):
     await r.collect(generate(token_ids=prompt, stopping={"max_tokens": 25}))
     found = await r.refusal(generate(token_ids=prompt, stopping={"max_tokens": 26}))
     assert (found.code, found.fields) == (BAD, ["token_ids"])
+    assert "token_ids and its output may come to 65 tokens, but the server has memory for 64: " in found.message
     messages = await r.collect(pb.GenerateRequest(token_ids=prompt))
     assert messages[-1].usage.completion_tokens == 25
     found = await r.refusal(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[70] * 66)))

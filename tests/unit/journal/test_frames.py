@@ -23,7 +23,7 @@ def path(tmp_path):
 def test_what_was_written_is_read(path):
     reader = FrameReader(path)
     assert list(reader.read()) == CONTENTS
-    assert reader.num_torn_bytes == 0
+    assert (reader.num_torn_bytes, reader.num_unread_bytes, reader.damaged_at) == (0, 0, None)
 
 
 def test_a_tail_cut_anywhere_costs_only_the_frame_it_cuts(path):
@@ -36,16 +36,30 @@ def test_a_tail_cut_anywhere_costs_only_the_frame_it_cuts(path):
         reader = FrameReader(path)
         whole = max(i for i, end in enumerate(ends) if end <= size)
         assert list(reader.read()) == CONTENTS[:whole]
-        assert reader.num_torn_bytes == size - ends[whole]
+        assert (reader.num_torn_bytes, reader.damaged_at) == (size - ends[whole], None)
 
 
-def test_a_flipped_bit_ends_what_is_read(path):
+ONE, TWO = len(MAGIC) + 8, len(MAGIC) + 8 + 11  # where the frames of "one" and of "two" begin
+
+
+@pytest.mark.parametrize(
+    ("place", "begins"),
+    [
+        *((ONE + i, ONE) for i in range(11)),  # length, checksum and content
+        (ONE + 3, ONE),  # a length that is far beyond the end
+        (TWO + 100, TWO),  # in a long frame, before a short one
+        (-1, -9),  # in the last one, which is all there
+    ],
+)
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_flipped_bit_is_damage_and_ends_what_is_read(path, place, begins, bit):
     data = bytearray(path.read_bytes())
-    data[len(MAGIC) + 8 + 8 + 1] ^= 1  # inside "one"
+    data[place] ^= 1 << bit
+    begins %= len(data)
     path.write_bytes(data)
     reader = FrameReader(path)
-    assert list(reader.read()) == [b""]
-    assert reader.num_torn_bytes > 3000
+    assert list(reader.read()) == CONTENTS[: {ONE: 1, TWO: 2}.get(begins, 3)]
+    assert (reader.damaged_at, reader.num_unread_bytes, reader.num_torn_bytes) == (begins, len(data) - begins, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"something else", MAGIC[:-1]])
