@@ -2,7 +2,8 @@
 
 Health follows the whole path: SERVING means that a request handed over now would be computed. Within 5 s of a scheduler
 or an executor that stands still it is NOT_SERVING. The name "liveness" is SERVING as long as this process answers, also
-while it drains: what restarts a frontend for the state of an executor restarts everything for one fault.
+while it drains: what restarts a frontend for the state of an executor restarts everything for one fault. The name
+"draining" is there, and SERVING, once a drain has begun.
 """
 
 import asyncio
@@ -63,6 +64,8 @@ LAST_MESSAGES_S = 0.5
 PULSE_EVERY_S = 1.0
 # The health service's name for whether this process lives, whatever is the matter with what stands behind it.
 LIVENESS = "liveness"
+# Its name for a drain that has begun; before that it has no such name.
+DRAINING = "draining"
 
 
 class FrontendServer:
@@ -156,6 +159,7 @@ class FrontendServer:
         """NOT_SERVING at once, no new streams, time for those that run, then the end."""
         await self._set_serving(False)
         self._is_draining = True
+        await self._health.set(DRAINING, health_pb2.HealthCheckResponse.SERVING)
         log.info("draining active=%d timeout_s=%g", self._service.num_active, self._config.drain_timeout_s)
         if not await self._service.drain(self._config.drain_timeout_s):
             log.warning("drain timeout: %d streams are cut", self._service.num_active)

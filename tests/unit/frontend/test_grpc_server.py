@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
+from scheduler_svc.client.health import ask
 from scheduler_svc.errors import StartupError
 from scheduler_svc.frontend.config import FrontendConfig, join
 from scheduler_svc.frontend.metrics import FrontendMetrics
@@ -90,6 +91,12 @@ async def test_health_follows_the_path(tmp_path):
             watch.cancel()
             assert states == [SERVING, NOT_SERVING, SERVING]
         r.session.set_ready(False)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        while (await watch.read()).status != NOT_SERVING:
+            pass
+        watch.cancel()
+        answer, words = await asyncio.to_thread(ask, r.server.address, "", 60.0)
+        assert (answer, "has no executor" in words) == ("NOT_SERVING", True)
         live = await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS))
         assert live.status == SERVING
 
@@ -115,6 +122,8 @@ async def test_drain_finishes_streams_and_refuses_new_ones(tmp_path):
         assert live.status == SERVING
         status = await health_pb2_grpc.HealthStub(r.channel).Check(health_pb2.HealthCheckRequest())
         assert status.status == NOT_SERVING
+        answer, words = await asyncio.to_thread(ask, r.server.address, "", 60.0)
+        assert (answer, "but drains" in words) == ("NOT_SERVING", True)
         found = await r.refusal(ENDLESS)
         assert (found.code, found.retry_after_s) == (grpc.StatusCode.UNAVAILABLE, 1.0)
         assert not draining.done()
