@@ -1,8 +1,9 @@
 """Answers a file of prompts: python examples/python/batch.py IN.jsonl OUT.jsonl [--concurrency 64]
 
 A row of IN is a JSON object with `prompt` (text) or `messages` (a chat: [{"role": ..., "content": ...}, ...]), and if
-it likes an `id` of its own (else the line's number) and `max_tokens`. A row of OUT has the id, the text, why it ended
-and the usage; or the id and `error`. Rows come in the order in which they end.
+it likes an `id` of its own (text or a number, else the line's number) and `max_tokens`. A row of OUT has the id, the
+text, why it ended and the usage; or the id and `error`, also for a row that cannot be read or has the id of an earlier
+one. Rows come in the order in which they end.
 
 Run it again and it goes on: rows that OUT answers are skipped, those with an error are tried again. Stop it with Ctrl-C
 whenever you like.
@@ -13,6 +14,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +42,40 @@ SERVICE_CONFIG = {
 }
 CHANNEL_OPTIONS = (("grpc.enable_retries", 1), ("grpc.service_config", json.dumps(SERVICE_CONFIG)))
 TIMEOUT_S = 3600
+MAX_UINT32 = 2**32 - 1
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read as they are needed: the file may be larger than memory."""
-    with path.open(encoding="utf-8") as lines:
+@dataclass(frozen=True)
+class Row:
+    id: Any
+    content: dict[str, Any]
+    problem: str = ""  # why it cannot be asked
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """Read as they are needed: the file may be larger than memory. Only the ids are kept."""
+    first: dict[Any, int] = {}  # id -> the line that has it
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                row = json.loads(line)
-                yield {"id": number, **row}
+            if not line.strip():
+                continue
+            row = parse(number, line)
+            if not row.problem and first.setdefault(row.id, number) != number:
+                row = Row(row.id, {}, f"line {number} has the id of line {first[row.id]}: give it one of its own")
+            yield row
+
+
+def parse(number: int, line: bytes) -> Row:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Row(number, {}, f"line {number} is not JSON: {error}")
+    if not isinstance(content, dict):
+        return Row(number, {}, f"line {number} is not a JSON object")
+    row_id = content.get("id", number)
+    if type(row_id) not in (str, int, float):
+        return Row(number, {}, f"line {number} has an id that is neither text nor a number")
+    return Row(row_id, content)
 
 
 def answered(path: Path) -> set[Any]:
@@ -57,37 +84,53 @@ def answered(path: Path) -> set[Any]:
         return set()
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
+    try:
+        results = [json.loads(line) for line in whole.splitlines()]
+        ids = {result["id"] for result in results if "error" not in result}
+    except (ValueError, TypeError, KeyError):
+        raise SystemExit(f"batch.py: {path} is there, but holds no answers of this program: name another") from None
     if len(whole) < len(data):
         path.write_bytes(whole)
-    results = map(json.loads, whole.splitlines())
-    return {result["id"] for result in results if "error" not in result}
+    return ids
 
 
-async def ask(stub: InferenceServiceStub, row: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+async def ask(stub: InferenceServiceStub, row: Row, default_max_tokens: int) -> dict[str, Any]:
     """The answer to one row, as a row of OUT."""
-    stopping = pb.StoppingCriteria(max_tokens=row.get("max_tokens", max_tokens))
+    if row.problem:
+        return {"id": row.id, "error": row.problem}
     text = ""
     try:
-        if "messages" in row:
-            messages = [pb.ChatMessage(**message) for message in row["messages"]]
-            stream = stub.Chat(pb.ChatRequest(messages=messages, stopping=stopping), timeout=TIMEOUT_S)
-        else:
-            stream = stub.Generate(pb.GenerateRequest(text=row["prompt"], stopping=stopping), timeout=TIMEOUT_S)
-        async for message in stream:
+        async for message in stream(stub, row.content, default_max_tokens):
             text += message.text
             if message.finish_reason:
                 reason = pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_").lower()
                 usage = {"prompt_tokens": message.usage.prompt_tokens, "tokens": message.usage.completion_tokens}
-                return {"id": row["id"], "text": text, "finish_reason": reason, **usage}
-        return {"id": row["id"], "error": "the stream ended without a word"}
+                return {"id": row.id, "text": text, "finish_reason": reason, **usage}
+        return {"id": row.id, "error": "the stream ended without a word"}
     except grpc.aio.AioRpcError as error:
-        return {"id": row["id"], "error": f"{error.code().name}: {error.details()}"}
-    except (KeyError, TypeError, ValueError) as error:
-        return {"id": row["id"], "error": f"the row is not as it should be: {error!r}"}
+        return {"id": row.id, "error": f"{error.code().name}: {error.details()}"}
+    except (TypeError, ValueError) as error:
+        return {"id": row.id, "error": f"the row is not as it should be: {error}"}
+
+
+def stream(
+    stub: InferenceServiceStub, content: dict[str, Any], default_max_tokens: int
+) -> AsyncIterator[pb.GenerateResponse]:
+    """Raises ValueError or TypeError for what cannot be sent."""
+    max_tokens = content.get("max_tokens", default_max_tokens)
+    if type(max_tokens) is not int or not 0 <= max_tokens <= MAX_UINT32:
+        raise ValueError(f"max_tokens is {max_tokens!r}, but must be a whole number within 0..{MAX_UINT32}")
+    stopping = pb.StoppingCriteria(max_tokens=max_tokens)
+    if "messages" in content:
+        messages = [pb.ChatMessage(**message) for message in content["messages"]]
+        return stub.Chat(pb.ChatRequest(messages=messages, stopping=stopping), timeout=TIMEOUT_S)
+    if "prompt" in content:
+        return stub.Generate(pb.GenerateRequest(text=content["prompt"], stopping=stopping), timeout=TIMEOUT_S)
+    raise ValueError("it has neither prompt nor messages")
 
 
 async def results(
-    stub: InferenceServiceStub, todo: Iterator[dict[str, Any]], concurrency: int, max_tokens: int
+    stub: InferenceServiceStub, todo: Iterator[Row], concurrency: int, max_tokens: int
 ) -> AsyncIterator[dict[str, Any]]:
     """Never more than `concurrency` at once: enough to fill the server's batch, no more than its queue takes."""
     running: set[asyncio.Task[dict[str, Any]]] = set()
@@ -105,24 +148,36 @@ async def results(
             task.cancel()  # which cancels the call, which frees its blocks on the server
 
 
-async def main() -> int:
+async def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, metavar="IN.jsonl")
     parser.add_argument("target", type=Path, metavar="OUT.jsonl")
     parser.add_argument("--address", default="127.0.0.1:50051")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=256)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if not 0 <= options.max_tokens <= MAX_UINT32:
+        parser.error(f"--max-tokens is {options.max_tokens}, but must be within 0..{MAX_UINT32}")
+    try:
+        return await answer(options)
+    except OSError as error:
+        print(f"batch.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+async def answer(options: argparse.Namespace) -> int:
+    """The exit status: 1 if a row has an error."""
     done = answered(options.target)
-    total = sum(1 for _ in rows(options.source))
-    todo = (row for row in rows(options.source) if row["id"] not in done)
+    is_there = [not row.problem and row.id in done for row in rows(options.source)]
+    todo = (row for row in rows(options.source) if row.problem or row.id not in done)
     num_errors = num_tokens = 0
     bar = Progress(
         BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
         console=Console(stderr=True),
     )  # fmt: skip
-    with bar, options.target.open("a", encoding="utf-8") as target:
-        progress = bar.add_task("", total=total, completed=len(done))
+    # A lone surrogate, which JSON can name and UTF-8 cannot, is written as JSON names it.
+    with bar, options.target.open("a", encoding="utf-8", errors="backslashreplace") as target:
+        progress = bar.add_task("", total=len(is_there), completed=sum(is_there))
         async with grpc.aio.insecure_channel(options.address, CHANNEL_OPTIONS) as channel:
             stub = InferenceServiceStub(channel)
             async for result in results(stub, todo, options.concurrency, options.max_tokens):
@@ -131,7 +186,7 @@ async def main() -> int:
                 num_errors += "error" in result
                 num_tokens += result.get("tokens", 0)
                 bar.update(progress, advance=1, description=f"{num_tokens} tokens, {num_errors} errors")
-    print(f"{total} rows: {len(done)} were there, {num_errors} errors, {num_tokens} tokens")
+    print(f"{len(is_there)} rows: {sum(is_there)} were there, {num_errors} errors, {num_tokens} tokens")
     return 1 if num_errors else 0
 
 

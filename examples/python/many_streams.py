@@ -6,6 +6,7 @@ than one; a client has nothing to do for it but ask for them at the same time.
 
 import argparse
 import asyncio
+import sys
 import time
 
 import grpc
@@ -29,20 +30,28 @@ async def answer(stub: InferenceServiceStub, prompt: str, max_tokens: int) -> in
     return num_tokens
 
 
-async def main() -> None:
+async def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("prompts", nargs="*", default=PROMPTS, metavar="PROMPT")
     parser.add_argument("--address", default="127.0.0.1:50051")
     parser.add_argument("--max-tokens", type=int, default=40)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if not 0 <= options.max_tokens <= 2**32 - 1:
+        parser.error(f"--max-tokens is {options.max_tokens}, but must be within 0..{2**32 - 1}")
     # One channel is one HTTP/2 connection; thousands of streams fit on it. Make it once and keep it.
     async with grpc.aio.insecure_channel(options.address) as channel:
         stub = InferenceServiceStub(channel)
         began = time.monotonic()
-        counts = await asyncio.gather(*(answer(stub, prompt, options.max_tokens) for prompt in options.prompts))
+        try:
+            counts = await asyncio.gather(*(answer(stub, prompt, options.max_tokens) for prompt in options.prompts))
+        except grpc.aio.AioRpcError as error:
+            # Leaving the channel ends the streams that still run.
+            print(f"many_streams.py: {options.address}: {error.code().name}: {error.details()}", file=sys.stderr)
+            return 1
     seconds = time.monotonic() - began
     print(f"{len(counts)} answers, {sum(counts)} tokens, {sum(counts) / seconds:.0f} tokens/s")
+    return 0
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(asyncio.run(main()))

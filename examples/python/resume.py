@@ -47,12 +47,14 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 RESUMES = 10
+SILENT_S = 1.0  # who waits longer for the server is told
 
 
 async def generate(stub: InferenceServiceStub, prompt: str, max_tokens: int) -> pb.FinishReason:
     """Prints the answer as it comes, over as many interruptions as it takes; returns why it ended."""
     # Token ids, not text, are what a stream can be continued from: text may be cut in the middle of a token.
-    prompt_ids = list((await stub.Tokenize(pb.TokenizeRequest(text=prompt), wait_for_ready=True)).token_ids)
+    asked = stub.Tokenize(pb.TokenizeRequest(text=prompt), timeout=60, wait_for_ready=True)
+    prompt_ids = list((await asked).token_ids)
     beginning = await text_of(stub, prompt_ids)
     output: list[int] = []
     text, num_shown = "", 0
@@ -94,16 +96,38 @@ async def text_of(stub: InferenceServiceStub, token_ids: list[int]) -> str:
     return answer.text
 
 
-async def main() -> None:
+async def reach(channel: grpc.aio.Channel, address: str, limit_s: float) -> bool:
+    """Whether a server answers within the limit."""
+    ready = asyncio.ensure_future(channel.channel_ready())
+    done, _ = await asyncio.wait({ready}, timeout=min(SILENT_S, limit_s))
+    if not done and limit_s > SILENT_S:
+        print(f"[nothing answers on {address} yet: waiting up to {limit_s:g} s]", file=sys.stderr, flush=True)
+        done, _ = await asyncio.wait({ready}, timeout=limit_s - SILENT_S)
+    ready.cancel()
+    return bool(done)
+
+
+async def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("prompt")
     parser.add_argument("--address", default="127.0.0.1:50051")
     parser.add_argument("--max-tokens", type=int, default=200)
-    options = parser.parse_args()
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for a server to be there")
+    options = parser.parse_args(arguments)
+    if not 0 <= options.max_tokens <= 2**32 - 1:
+        parser.error(f"--max-tokens is {options.max_tokens}, but must be within 0..{2**32 - 1}")
     async with grpc.aio.insecure_channel(options.address, CHANNEL_OPTIONS) as channel:
-        finished = await generate(InferenceServiceStub(channel), options.prompt, options.max_tokens)
+        if not await reach(channel, options.address, options.wait):
+            print(f"resume.py: nothing answered on {options.address} in {options.wait:g} s", file=sys.stderr)
+            return 1
+        try:
+            finished = await generate(InferenceServiceStub(channel), options.prompt, options.max_tokens)
+        except grpc.aio.AioRpcError as error:
+            print(f"\nresume.py: {options.address}: {error.code().name}: {error.details()}", file=sys.stderr)
+            return 1
     print(f"\n[{pb.FinishReason.Name(finished)}]", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(asyncio.run(main()))
