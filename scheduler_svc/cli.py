@@ -6,6 +6,8 @@ A StartupError is one line on stderr and exit status 1; anything else that escap
 import inspect
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -148,6 +150,14 @@ TopK = Annotated[int | None, _whole("--top-k", 2**32 - 1, "Draw from this many; 
 INTERRUPTED = 130
 
 
+@contextmanager
+def _in_utf8(what: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeError:
+        raise StartupError(f"{what} is not text in UTF-8") from None
+
+
 def _write(text: str) -> None:
     print(text, end="", flush=True)
 
@@ -178,11 +188,12 @@ def generate(
 
     if prompt is None and sys.stdin.isatty():
         raise StartupError("generate needs a prompt: give it as an argument or on stdin")
-    request = pb.GenerateRequest(
-        text=sys.stdin.read() if prompt in (None, "-") else prompt,
-        sampling=pb.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
-        stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos),
-    )
+    with _in_utf8("the prompt, or --stop,"):
+        request = pb.GenerateRequest(
+            text=sys.stdin.read() if prompt in (None, "-") else prompt,
+            sampling=pb.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+            stopping=pb.StoppingCriteria(max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos),
+        )
     try:
         generate(address, request, _write, as_json=as_json, access=Access(api_key, tls_ca, tls_cert, tls_key))
     except KeyboardInterrupt:
@@ -215,11 +226,12 @@ def chat(
     from protos.stepwire.inference.v1 import inference_pb2 as pb
     from scheduler_svc.client.chat import chat
 
-    template = pb.ChatRequest(
-        sampling=pb.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
-        stopping=pb.StoppingCriteria(max_tokens=max_tokens),
-        messages=[pb.ChatMessage(role="system", content=system)] if system else [],
-    )
+    with _in_utf8("--system"):
+        template = pb.ChatRequest(
+            sampling=pb.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+            stopping=pb.StoppingCriteria(max_tokens=max_tokens),
+            messages=[pb.ChatMessage(role="system", content=system)] if system else [],
+        )
     chat(address, template, input, _write, stats=stats, access=Access(api_key, tls_ca, tls_cert, tls_key))
 
 

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler_svc.cli import app
+from scheduler_svc.errors import StartupError
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -41,6 +42,16 @@ def test_a_number_that_no_field_holds_is_refused_by_name(command, option, limit)
     status, text = run(*command, "--address", "127.0.0.1:1", option, str(limit))
     assert status == 1  # nobody answers there
     assert option not in text
+
+
+@pytest.mark.parametrize(
+    "words", [("generate", "\udcff"), ("generate", "hi", "--stop", "\udcff"), ("chat", "--system", "\udcff")]
+)
+def test_bytes_that_are_no_text_are_refused(words):
+    with pytest.raises(StartupError, match="is not text in UTF-8"):
+        CliRunner().invoke(app, list(words), catch_exceptions=False)
+    with pytest.raises(StartupError, match="the prompt, or --stop, is not text in UTF-8"):
+        CliRunner().invoke(app, ["generate"], input=b"\xff", catch_exceptions=False)
 
 
 def test_an_empty_cache_says_where_it_is_and_how_it_fills(tmp_path, monkeypatch):
