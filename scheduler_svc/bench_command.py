@@ -38,7 +38,12 @@ TraceOption = Annotated[
 RequestsOption = Annotated[int, typer.Option("--requests", help="How many.")]
 DurationOption = Annotated[
     float | None,
-    typer.Option("--duration", min=0.1, max=86400, help="Open loop: seconds in which requests come, for --requests."),
+    typer.Option(
+        "--duration",
+        min=0.1,
+        max=86400,
+        help="Open loop: seconds in which requests come; the last answer is waited for.",
+    ),
 ]
 TurnsOption = Annotated[int, typer.Option("--turns", help="Requests of one conversation, one after another.")]
 PromptTokensOption = Annotated[int, typer.Option("--prompt-tokens", help="Mean length.")]
@@ -51,7 +56,7 @@ PromptsOption = Annotated[str, typer.Option("--prompts", help="ids|text; text: f
 SeedOption = Annotated[int, typer.Option("--seed", help="Of lengths, prompts and arrivals.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", min=0, max=2, help="0: greedy.")]
 SloOption = Annotated[
-    str, typer.Option("--slo", help='For goodput: "ttft:200ms itl:50ms"; itl by p99 of its own gaps.')
+    str, typer.Option("--slo", help='For goodput: "ttft:200ms itl:50ms"; itl: by the p99 of a request\'s gaps.')
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="OpenAI: the model's name; else the first listed.")]
 HttpKeyOption = Annotated[str, typer.Option("--http-key", help="OpenAI: sent as a bearer token.")]
@@ -101,9 +106,6 @@ def bench(
 
     Throughput, TTFT, ITL, TPOT, E2E and goodput; several targets get the same load in turn, with ratios. A core
     of this client received 9,000 messages a second over gRPC and 20,000 over HTTP; --self-test says how many here.
-
-    With --duration requests come for so long, and the run lasts until the last of them is answered. A request
-    meets an itl objective when the 99th percentile of the gaps between its own messages does.
     """
     from scheduler_svc.client.bench import Bench, parse_rates
     from scheduler_svc.client.load import Sending
