@@ -28,7 +28,7 @@ def plan(
     model: Annotated[str, typer.Option("--model", help="A directory, a .gguf file or a hub id.")] = "",
     device: Annotated[str, typer.Option("--device", help="h200|h100|a100|l40s|l4|cpu2: by the data sheet.")] = "",
     calibrate: Annotated[
-        str, typer.Option("--calibrate", metavar="HOST:PORT", help="Measure an idle frontend: 15 s, slow ones longer.")
+        str, typer.Option("--calibrate", metavar="HOST:PORT", help="Measure an idle frontend: 15 s, slow ones 30.")
     ] = "",
     step_us: Annotated[str, typer.Option("--step-us", help="BASE,ROW,TOKEN,STORED: the step time is known.")] = "",
     kv_memory: Annotated[str, typer.Option("--kv-memory", help="As for serve, as in 4GiB; else what is left.")] = "",

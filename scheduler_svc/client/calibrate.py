@@ -26,12 +26,14 @@ from scheduler_svc.errors import StartupError
 from scheduler_svc.planning.step_model import DecodeSample, PrefillSample, StepModel, fit
 
 PROMPT_LENGTHS = (32, 128, 256, 512)
-# Streams at once, and tokens of their prompts.
-CROWDS = ((1, 16), (4, 16), (16, 16), (32, 16), (8, 384), (16, 256))
+# Streams at once, and tokens of their prompts. The first ones tell all coefficients and are always measured: prompts
+# are what costs a slow server most.
+CROWDS = ((1, 16), (16, 16), (4, 384), (4, 16), (32, 16), (8, 256))
+NUM_NEEDED = 3
 NUM_OUTPUT = 24
 ANSWER_TIMEOUT_S = 10.0
-# After the first round of all, nothing more is begun when this has passed.
-DURATION_S = 12.0
+# After what is needed, nothing more is begun when this has passed.
+DURATION_S = 15.0
 
 Say = Callable[[str], None]
 
@@ -74,10 +76,11 @@ async def calibrate(address: str, say: Say, duration_s: float = DURATION_S, *, a
 
 
 def _pieces(crowds: list[tuple[int, int]], is_over: Callable[[], bool]) -> Iterator[tuple[int, int, int]]:
-    """Round, tokens of a prompt and streams at once; 0 streams: a prompt alone. The first round is whole."""
+    """Round, tokens of a prompt and streams at once; 0 streams: a prompt alone. What is needed comes first."""
+    needed = len(PROMPT_LENGTHS) + NUM_NEEDED
     for number in itertools.count(1):
-        for streams, length in [*((0, length) for length in PROMPT_LENGTHS), *crowds]:
-            if number > 1 and is_over():
+        for place, (streams, length) in enumerate([*((0, length) for length in PROMPT_LENGTHS), *crowds]):
+            if (number > 1 or place >= needed) and is_over():
                 return
             yield number, length, streams
 

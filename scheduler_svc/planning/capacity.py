@@ -24,7 +24,7 @@ SERVED = 0.95
 # Requests before the steady stretch and in it, in multiples of those that run at once; at least so many are in it.
 WARM = 2
 STEADY = 4
-NUM_REQUESTS = 200
+NUM_REQUESTS = 128
 # Requests in a stretch that has exactly the asked mean lengths and rate, lest chance is taken for a growing queue; no
 # less than those that run at once, so that bursts as long as a request remain.
 STRETCH = 50
@@ -193,7 +193,7 @@ def requests(demand: Demand, geometry: Geometry, count: int) -> tuple[np.ndarray
 
 
 def at_rate(demand: Demand, geometry: Geometry, model: StepModel, rate: float, share: float = 1.0) -> Point:
-    """Poisson arrivals, even over stretches; `share` of the usual number of requests, to compare settings only."""
+    """Poisson arrivals, even over stretches; `share` of the usual number of requests."""
     warm, steady = (math.ceil(share * count) for count in measured(demand, geometry))
     num_prompt, num_output = requests(demand, geometry, warm + steady)
     gaps = np.random.default_rng((demand.seed, 1)).exponential(1.0, warm + steady)
@@ -250,7 +250,9 @@ def highest_rate(demand: Demand, geometry: Geometry, model: StepModel, most: flo
         found: Point | None = None
         low, high = 0.0, best.rate
         for _ in range(HALVINGS):
-            point = at_rate(demand, geometry, model, (low + high) / 2)
+            rate = (low + high) / 2
+            # At a lower rate fewer run at once: as many fewer are a steady stretch.
+            point = at_rate(demand, geometry, model, rate, share=max(0.5, rate / most))
             if point.in_time >= IN_TIME:
                 found, low = point, point.rate
             else:

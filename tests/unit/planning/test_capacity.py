@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler_svc.cli import app
-from scheduler_svc.client.calibrate import PROMPT_LENGTHS, _pieces
+from scheduler_svc.client.calibrate import CROWDS, NUM_NEEDED, PROMPT_LENGTHS, _pieces
 from scheduler_svc.core.contract import Geometry
 from scheduler_svc.errors import StartupError
 from scheduler_svc.plan_command import parse_size
@@ -341,16 +341,24 @@ def test_sizes_of_memory():
     assert math.isclose(parse_size("1t") or 0, 2**40)
 
 
-def test_a_calibration_is_one_round_and_as_much_more_as_time_allows():
-    crowds, num_asked = [(1, 16), (16, 256)], 0
+def test_a_calibration_is_what_it_needs_and_as_much_more_as_time_allows():
+    crowds, num_asked = [(1, 16), (16, 16), (4, 384), (32, 16)], 0
 
     def is_over() -> bool:
         nonlocal num_asked
         num_asked += 1
         return num_asked == 3
 
+    needed = [(1, length, 0) for length in PROMPT_LENGTHS] + [(1, 16, 1), (1, 16, 16), (1, 384, 4)]
+    assert list(_pieces(crowds, lambda: True)) == needed
     made = list(_pieces(crowds, is_over))
-    first = [(1, length, 0) for length in PROMPT_LENGTHS] + [(1, 16, 1), (1, 256, 16)]
-    assert made[: len(first)] == first
-    assert made[len(first) :] == [(2, PROMPT_LENGTHS[0], 0), (2, PROMPT_LENGTHS[1], 0)]
-    assert list(_pieces(crowds, lambda: True)) == first
+    assert made == [*needed, (1, 16, 32), (2, PROMPT_LENGTHS[0], 0)]
+
+
+def test_what_a_calibration_needs_tells_all_coefficients():
+    true = StepModel(6000, 400, 250, 0.7, request_us=2000)
+    crowds = [(streams, streams * (length + 12)) for streams, length in CROWDS[:NUM_NEEDED]]
+    prefills = [PrefillSample(n, true.request_us + true.us(0, n, 0)) for n in PROMPT_LENGTHS]
+    found = fit([DecodeSample(n, stored, true.us(n, 0, stored)) for n, stored in crowds], prefills)
+    assert found.row_us == pytest.approx(true.row_us, rel=1e-6)
+    assert found.stored_us == pytest.approx(true.stored_us, rel=1e-6)
