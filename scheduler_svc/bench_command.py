@@ -37,7 +37,13 @@ TraceOption = Annotated[
 ]
 RequestsOption = Annotated[int, typer.Option("--requests", help="How many.")]
 DurationOption = Annotated[
-    float | None, typer.Option("--duration", min=0.1, max=86400, help="Open loop: seconds, instead of --requests.")
+    float | None,
+    typer.Option(
+        "--duration",
+        min=0.1,
+        max=86400,
+        help="Open loop: seconds in which requests come; the last answer is waited for.",
+    ),
 ]
 TurnsOption = Annotated[int, typer.Option("--turns", help="Requests of one conversation, one after another.")]
 PromptTokensOption = Annotated[int, typer.Option("--prompt-tokens", help="Mean length.")]
@@ -49,7 +55,9 @@ PrefixShareOption = Annotated[float, typer.Option("--prefix-share", help="Share 
 PromptsOption = Annotated[str, typer.Option("--prompts", help="ids|text; text: for servers that take no ids.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of lengths, prompts and arrivals.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", min=0, max=2, help="0: greedy.")]
-SloOption = Annotated[str, typer.Option("--slo", help='Objectives for goodput: "ttft:200ms itl:50ms".')]
+SloOption = Annotated[
+    str, typer.Option("--slo", help='For goodput: "ttft:200ms itl:50ms"; itl: by the p99 of a request\'s gaps.')
+]
 ModelOption = Annotated[str, typer.Option("--model", help="OpenAI: the model's name; else the first listed.")]
 HttpKeyOption = Annotated[str, typer.Option("--http-key", help="OpenAI: sent as a bearer token.")]
 VocabSizeOption = Annotated[int, typer.Option("--vocab-size", min=512, help="OpenAI: ids are below this.")]

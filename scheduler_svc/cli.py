@@ -281,7 +281,9 @@ def replay(
     file: Annotated[str, typer.Argument(help="A journal: serve --journal FILE wrote it, and FILE.1 before it.")],
     *,
     until: Annotated[str, typer.Option("--until", metavar="[EPOCH:]STEP", help="Stop after this step.")] = "",
-    story: Annotated[str, typer.Option("--story", metavar="REQUEST", help="Show what happened to this request.")] = "",
+    story: Annotated[
+        str, typer.Option("--story", metavar="REQUEST", help="Show what happened to this request, by EPOCH:STEP.")
+    ] = "",
 ) -> None:
     """Run the core over a journal again; compare every plan.
 

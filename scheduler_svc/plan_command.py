@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.9
 DEFAULT_BUDGET = 2048
 DEFAULT_BLOCK_SIZE = 16
+FLOOD = "flood"
 
 
 def plan(
@@ -27,7 +28,7 @@ def plan(
     model: Annotated[str, typer.Option("--model", help="A directory, a .gguf file or a hub id.")] = "",
     device: Annotated[str, typer.Option("--device", help="h200|h100|a100|l40s|l4|cpu2: by the data sheet.")] = "",
     calibrate: Annotated[
-        str, typer.Option("--calibrate", metavar="HOST:PORT", help="Measure an idle frontend instead, for 20 s.")
+        str, typer.Option("--calibrate", metavar="HOST:PORT", help="Measure an idle frontend: 15 s, slow ones 30.")
     ] = "",
     step_us: Annotated[str, typer.Option("--step-us", help="BASE,ROW,TOKEN,STORED: the step time is known.")] = "",
     kv_memory: Annotated[str, typer.Option("--kv-memory", help="As for serve, as in 4GiB; else what is left.")] = "",
@@ -66,8 +67,7 @@ def plan(
         about, geometry, step = _measured(calibrate, Access(api_key, tls_ca, tls_cert, tls_key))
     else:
         about, geometry, step = _described(model, device, step_us, kv_memory, dtype, kv_dtype or dtype, wanted)
-    _say("simulating")
-    found = make_plan(demand, geometry, step, choose_budget=not budget, choose_block_size=not block_size)
+    found = make_plan(demand, geometry, step, choose_budget=not budget, choose_block_size=not block_size, say=_say)
     _say("")
     if as_json:
         print(json.dumps({"about": about, "step": asdict(step), "plan": _json(found)}, indent=1))
@@ -151,6 +151,7 @@ def parse_size(text: str) -> float | None:
 
 
 def _show(about: "dict[str, Any]", slo: dict[str, float], step: "StepModel", found: "Plan", lengths: str) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -168,21 +169,27 @@ def _show(about: "dict[str, Any]", slo: dict[str, float], step: "StepModel", fou
     by_length = [f"{count:,} of {length:,}" for length, count in found.by_length.items()]
     for start in range(0, len(by_length), 4):
         print("    " + ", ".join(by_length[start : start + 4]))
-    table = Table()
-    for heading in ("req/s", "in time", "users", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "KV used"):
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("sent/s", "served", "in time", "users", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "KV"):
         table.add_column(heading, justify="right")
     points = sorted([*found.around, *([found.holds] if found.holds else [])], key=lambda point: point.rate)
     for point in points:
         table.add_row(*_cells(point, f"{point.rate:.3g}"))
-    table.add_row(*_cells(found.saturated, "flood"))
+    table.add_row(*_cells(found.saturated, FLOOD))
     print(f"\n{lengths}, log-normal; in time: {' '.join(f'{n}:{limit:g}ms' for n, limit in slo.items()) or 'anything'}")
     Console().print(table)
+    if any(not point.is_served for point in points):
+        print("grows: more is sent than is served; the queue grows, and with time nobody is in time.")
+    print(
+        f"flood: {found.num_clients:,} clients, each sends its next request when one is answered; some always wait.\n"
+    )
     print(_advice(found))
 
 
 def _cells(point: "Point", rate: str) -> list[str]:
     times = [f"{value:,.0f}" for value in (point.ttft_p50, point.ttft_p99, point.itl_p50, point.itl_p99)]
-    shares = f"{100 * point.in_time:.0f} %", f"{point.num_running:.1f}", f"{point.tokens_per_s:,.0f}"
+    in_time = f"{100 * point.in_time:.0f} %" if point.is_served or rate == FLOOD else "grows"
+    shares = f"{point.served_per_s:.3g}", in_time, f"{point.num_running:.1f}", f"{point.tokens_per_s:,.0f}"
     return [rate, *shares, *times, f"{100 * point.blocks_used:.0f} %"]
 
 

@@ -19,8 +19,12 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     record: Annotated[str, typer.Option("--record", metavar="FILE.svg", help="Draw one frame into a file.")] = "",
     size: Annotated[str, typer.Option("--size", metavar="WxH", help="Of that frame, as in 100x30.")] = "",
-    after: Annotated[float, typer.Option("--after", min=1, max=600, help="Seconds to watch before that frame.")] = 1,
-    story: Annotated[str, typer.Option("--story", metavar="REQUEST", help="Print what happened to one.")] = "",
+    after: Annotated[
+        float, typer.Option("--after", min=1, max=600, help="Seconds to watch before it, up to 4 more for a step.")
+    ] = 1,
+    story: Annotated[
+        str, typer.Option("--story", metavar="REQUEST", help="Print what happened to one, by EPOCH:STEP.")
+    ] = "",
     api_key: ApiKey = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",

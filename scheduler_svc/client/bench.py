@@ -29,7 +29,7 @@ POLL_S = 0.25
 class Bench:
     """A whole run. With a trace, lengths and arrivals come from the file; with rates, each target is measured at each.
 
-    `duration_s`: of an open loop, instead of a number of requests.
+    `duration_s`: of an open loop, for how long requests come, instead of a number of them; their tail is waited for.
     """
 
     targets: list[str]
@@ -123,7 +123,7 @@ async def _measure(name: str, address: str, plan: Bench) -> dict[str, Any]:
                 cpu = time.process_time()
                 records = await target.run(jobs)
                 cpu = time.process_time() - cpu
-    summary = summarise(records, plan.slo)
+    summary = summarise(records, plan.slo, is_open=plan.shape.rate is not None or plan.trace is not None)
     # What this program itself costs: above about 0.8 the client is what is measured.
     summary["client_cpu_share"] = cpu / summary["duration_s"]
     summary["client_tokens_per_core_s"] = summary["output_tokens"] / cpu if cpu else None

@@ -35,6 +35,9 @@ BARS = (
     ("ITL p99, ms", ("itl_ms", "p99")),
 )
 NUM_BINS = 60
+# Line and filling of the marker: what is drawn first of a pair, and what is drawn second.
+FIRST: dict[str, Any] = {"linestyle": "-"}
+SECOND: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 
 
 def check(path: Path) -> None:
@@ -77,23 +80,25 @@ def _sweep(plt: Any, results: list[dict[str, Any]], names: list[str]) -> Any:
         mine = [result for result in results if result["name"] == name]
         rates = [result["rate"] for result in mine]
         for axis, key in ((axes[0], "ttft_ms"), (axes[1], "itl_ms")):
-            for quantile, line in (("p50", "-"), ("p99", "--")):
+            for quantile, line in (("p50", FIRST), ("p99", SECOND)):
                 values = [(result["summary"][key] or {}).get(quantile, np.nan) for result in mine]
-                axis.plot(rates, values, line + marker, color=colour, label=f"{name} {quantile}")
+                axis.plot(rates, values, marker=marker, color=colour, label=f"{name} {quantile}", **line)
         served = [result["summary"]["requests_per_s"] for result in mine]
-        axes[2].plot(rates, served, "-" + marker, color=colour, label=f"{name} served")
+        axes[2].plot(rates, served, marker=marker, color=colour, label=f"{name} served", **FIRST)
         if has_goodput:
             good = [result["summary"]["goodput_per_s"] for result in mine]
-            axes[2].plot(rates, good, "--" + marker, color=colour, label=f"{name} in time")
-    offered = sorted({result["rate"] for result in results})
-    axes[2].plot(offered, offered, ":", color="#718096", label="offered")
+            axes[2].plot(rates, good, marker=marker, color=colour, label=f"{name} in time", **SECOND)
+    # Chance makes a short run's arrivals more or fewer than was asked for; every target gets the same.
+    first = [result for result in results if result["name"] == names[0]]
+    offered = [result["summary"].get("offered_per_s", result["rate"]) for result in first]
+    axes[2].plot([result["rate"] for result in first], offered, ":", color="#718096", label="offered")
     for axis, title in zip(axes, ("Time to first token, ms", "Between tokens, ms", "Requests/s"), strict=True):
-        axis.set(title=title, xlabel="requests/s offered", ylim=(0, None))
+        axis.set(title=title, xlabel="requests/s asked for", ylim=(0, None))
     for axis in axes[:2]:
         if _spans(axis):
             axis.set_yscale("log")
     for axis in axes:
-        axis.legend(frameon=False, fontsize=7)
+        axis.legend(frameon=False, fontsize=7, handlelength=4)
     return figure
 
 

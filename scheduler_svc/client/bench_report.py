@@ -22,7 +22,7 @@ def title(result: dict[str, Any]) -> str:
     name, address, rate = result.get("name", result["address"]), result["address"], result.get("rate")
     where = name if name == address else f"{name} ({address})"
     what = served["model"] if served["dtype"] == "?" else f"{served['model']}, {served['dtype']} on {served['device']}"
-    return f"{where}: {what}" + (f", {rate:g} requests/s offered" if rate else "")
+    return f"{where}: {what}" + (f", {rate:g} requests/s asked for" if rate else "")
 
 
 def table(summary: dict[str, Any]) -> Table:
@@ -45,6 +45,10 @@ def headline(summary: dict[str, Any]) -> str:
         f"this client: {100 * summary['client_cpu_share']:.0f} % of a core, "
         f"{summary['tokens_per_message']:.2f} tokens a message",
     ]
+    if "offered_per_s" in summary:
+        lines.insert(
+            1, f"offered: {summary['offered_per_s']:.2f} requests/s, for {summary['arrivals_s']:.1f} s; then the tail"
+        )
     if summary["errors"]:
         lines.append("errors: " + ", ".join(f"{name} {count}" for name, count in sorted(summary["errors"].items())))
     if "goodput_per_s" in summary:
@@ -52,6 +56,8 @@ def headline(summary: dict[str, Any]) -> str:
         lines.append(
             f"goodput {summary['goodput_per_s']:.2f} requests/s: {100 * summary['slo_met']:.1f} % met {limits} ms"
         )
+        if "itl" in summary["slo_ms"]:
+            lines.append("a request meets itl when the 99th percentile of its own gaps does")
     return "\n".join(lines)
 
 

@@ -5,9 +5,10 @@ long ones, for the gap between tokens by rows and by tokens stored. Medians, so 
 """
 
 import asyncio
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -25,12 +26,14 @@ from scheduler_svc.errors import StartupError
 from scheduler_svc.planning.step_model import DecodeSample, PrefillSample, StepModel, fit
 
 PROMPT_LENGTHS = (32, 128, 256, 512)
-# Streams at once, and tokens of their prompts.
-CROWDS = ((1, 16), (4, 16), (16, 16), (32, 16), (8, 384), (16, 256))
+# Streams at once, and tokens of their prompts. The first ones tell all coefficients and are always measured: prompts
+# are what costs a slow server most.
+CROWDS = ((1, 16), (16, 16), (4, 384), (4, 16), (32, 16), (8, 256))
+NUM_NEEDED = 3
 NUM_OUTPUT = 24
 ANSWER_TIMEOUT_S = 10.0
-# A round after the first is begun only while less than this has passed.
-DURATION_S = 20.0
+# After what is needed, nothing more is begun when this has passed.
+DURATION_S = 15.0
 
 Say = Callable[[str], None]
 
@@ -52,17 +55,16 @@ async def calibrate(address: str, say: Say, duration_s: float = DURATION_S, *, a
         began = time.monotonic()
         ttfts: dict[int, list[float]] = {}
         gaps: dict[tuple[int, int], list[float]] = {}
-        num_rounds = 0
-        while not num_rounds or time.monotonic() - began < duration_s:
-            num_rounds += 1
-            say(f"round {num_rounds}: prompts alone")
-            for length in PROMPT_LENGTHS:
-                for record in await _run(target, served, 1, length, 1, seed=num_rounds):
-                    ttfts.setdefault(length, []).append(record.ttft_s)
-            for streams, length in crowds:
-                say(f"round {num_rounds}: {streams} streams of {length} tokens")
-                records = await _run(target, served, streams, length, NUM_OUTPUT, seed=num_rounds)
+        for number, length, streams in _pieces(crowds, lambda: time.monotonic() - began >= duration_s):
+            spent = f"measuring, {time.monotonic() - began:.0f} s: round {number}"
+            if streams:
+                say(f"{spent}, {streams} streams of {length} tokens")
+                records = await _run(target, served, streams, length, NUM_OUTPUT, seed=number)
                 gaps.setdefault((streams, length), []).extend(steady_gaps(records))
+            else:
+                say(f"{spent}, a prompt of {length} tokens alone")
+                for record in await _run(target, served, 1, length, 1, seed=number):
+                    ttfts.setdefault(length, []).append(record.ttft_s)
     if any(not values for values in gaps.values()):
         raise StartupError(f"{address} ran too few streams at once to be measured: is it busy?")
     decodes = [
@@ -71,6 +73,16 @@ async def calibrate(address: str, say: Say, duration_s: float = DURATION_S, *, a
     ]
     prefills = [PrefillSample(length, 1e6 * statistics.median(values)) for length, values in ttfts.items()]
     return Measured(served, geometry, fit(decodes, prefills))
+
+
+def _pieces(crowds: list[tuple[int, int]], is_over: Callable[[], bool]) -> Iterator[tuple[int, int, int]]:
+    """Round, tokens of a prompt and streams at once; 0 streams: a prompt alone. What is needed comes first."""
+    needed = len(PROMPT_LENGTHS) + NUM_NEEDED
+    for number in itertools.count(1):
+        for place, (streams, length) in enumerate([*((0, length) for length in PROMPT_LENGTHS), *crowds]):
+            if (number > 1 or place >= needed) and is_over():
+                return
+            yield number, length, streams
 
 
 def _fits(crowd: tuple[int, int], geometry: Geometry) -> bool:

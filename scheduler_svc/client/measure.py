@@ -5,6 +5,9 @@ ITL    gap between two messages of a stream, as a reader sees it (a message may 
 TPOT   (last token - first token) / (tokens - 1) of a request
 E2E    from due to the last token
 goodput   requests a second that met every objective; refused and failed ones are misses
+offered   requests over the seconds in which they came due; in a closed loop there is no such thing
+
+Rates of what is served are over the whole run, up to the last end.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -87,7 +90,8 @@ def meets(record: Record, slo: dict[str, float]) -> bool:
     return all(reached[name] * 1000 <= limit for name, limit in slo.items())
 
 
-def summarise(records: list[Record], slo: dict[str, float]) -> dict[str, Any]:
+def summarise(records: list[Record], slo: dict[str, float], *, is_open: bool = False) -> dict[str, Any]:
+    """`is_open`: requests came at times of their own."""
     whole = [record for record in records if record.is_whole]
     duration = max((record.end_s for record in records), default=0.0) or float("nan")
     errors: dict[str, int] = {}
@@ -112,6 +116,10 @@ def summarise(records: list[Record], slo: dict[str, float]) -> dict[str, Any]:
         "tpot_ms": quantiles([record.tpot_s for record in whole if record.num_output > 1]),
         "e2e_ms": quantiles([record.e2e_s for record in whole]),
     }
+    arrivals_s = max((record.due_s for record in records), default=0.0)
+    if is_open and arrivals_s > 0:
+        summary["arrivals_s"] = arrivals_s
+        summary["offered_per_s"] = len(records) / arrivals_s
     if slo:
         summary["slo_ms"] = slo
         summary["goodput_per_s"] = sum(meets(record, slo) for record in records) / duration

@@ -24,6 +24,8 @@ from scheduler_svc.errors import StartupError
 RETRY_S = 1.0
 ANSWER_TIMEOUT_S = 10.0
 ONCE_INTERVAL_MS = 500
+# One frame waits that much longer for a step to end, while something runs.
+ONCE_EXTRA_S = 4.0
 UP, DOWN, ENTER, ESCAPE = "up", "down", "enter", "escape"
 KEYS = {"\x1b[A": UP, "\x1bOA": UP, "k": UP, "\x1b[B": DOWN, "\x1bOB": DOWN, "j": DOWN, "\r": ENTER, "\n": ENTER}
 
@@ -47,6 +49,13 @@ class Top:
                 state.snapshot = self._history.latest
                 state.rates, state.points = self._history.rates(), list(self._history.points)
                 state.chosen = max(0, min(state.chosen, len(state.row_ids) - 1))
+
+    @property
+    def has_seen_steps(self) -> bool:
+        """Two snapshots between which a step ended; or there is nothing to do."""
+        snapshot = self.state.snapshot
+        is_idle = snapshot is not None and not snapshot.num_running + snapshot.num_waiting
+        return is_idle or self.state.rates.step_ms is not None
 
     def pressed(self, key: str) -> bool:
         """False: the end is wanted."""
@@ -166,7 +175,8 @@ def keys(pressed: Callable[[str], None]) -> Iterator[None]:
 def once(
     address: str, access: Access = OPEN, *, size: tuple[int, int] | None, record: Path | None, after_s: float = 1.0
 ) -> None:
-    """One frame to stdout, or as a picture (SVG) to `record`. Rates need more than one snapshot: a second at least."""
+    """One frame to stdout, or as a picture (SVG) to `record`. Rates need more than one snapshot: a second at least, and
+    ONCE_EXTRA_S more where steps take longer."""
     state = asyncio.run(_once(address, access, num_snapshots=1 + round(1000 * after_s / ONCE_INTERVAL_MS)))
     if state.problem:
         # What was found out here names the address; what the frontend says of itself does not.
@@ -191,17 +201,39 @@ def once(
 async def _once(address: str, access: Access, num_snapshots: int) -> State:
     top = Top(address, access, interactive=False)
     async with aio_channel(address, access) as channel:
-        heard = 0
+        heard, most = 0, num_snapshots + round(1000 * ONCE_EXTRA_S / ONCE_INTERVAL_MS)
         async for _ in watch(AdminServiceStub(channel), top, ONCE_INTERVAL_MS):
             heard += 1
-            if heard == num_snapshots or top.state.problem:
+            if heard >= most or top.state.problem or (heard >= num_snapshots and top.has_seen_steps):
                 break
     return top.state
 
 
 def story(address: str, request_id: str, access: Access = OPEN) -> list[str]:
-    """The story of one request."""
+    """The story of one request: of this id, or else of the one that lives and has an id that begins so."""
     with connect(address, access) as channel:
-        asked = pb.GetStoryRequest(request_id=request_id)
         stub = AdminServiceStub(channel)
-        return list(stub.GetStory(asked, timeout=ANSWER_TIMEOUT_S, metadata=access.metadata).lines)
+
+        def tell(asked: str) -> list[str]:
+            request = pb.GetStoryRequest(request_id=asked)
+            return list(stub.GetStory(request, timeout=ANSWER_TIMEOUT_S, metadata=access.metadata).lines)
+
+        try:
+            return tell(request_id)
+        except grpc.RpcError as error:
+            if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+                raise
+            asked = pb.WatchRequest()
+            seen = next(stub.Watch(asked, timeout=ANSWER_TIMEOUT_S, metadata=access.metadata)).snapshot
+            found = matching([*seen.running.request_ids, *seen.waiting.request_ids], request_id)
+            if len(found) > 1:
+                raise StartupError(f"--story {request_id}: {len(found)} requests begin so, as {found[0]}") from None
+            if not found:
+                raise
+        return [f"request {found[0]}", *tell(found[0])]
+
+
+def matching(request_ids: list[str], text: str) -> list[str]:
+    """Those that begin with `text`; or as `top` shortens them, the middle left out."""
+    head, _, tail = text.partition("…")
+    return [name for name in dict.fromkeys(request_ids) if name.startswith(head) and name.endswith(tail)]

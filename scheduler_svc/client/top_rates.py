@@ -28,6 +28,9 @@ class Rates:
     wire_ms: float = 0.0
     ttft_ms: tuple[float, float] | None = None
     itl_ms: tuple[float, float] | None = None
+    # What they are of: the last so many seconds. 0: there is one snapshot yet.
+    seconds: float = 0.0
+    latency_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -90,6 +93,8 @@ def between(before: pb.Snapshot, after: pb.Snapshot, oldest: pb.Snapshot) -> Rat
         wire_ms=max(0.0, step_ms - device_ms),
         ttft_ms=_latency(oldest.time_to_first_token, after.time_to_first_token),
         itl_ms=_latency(oldest.inter_token, after.inter_token),
+        seconds=seconds,
+        latency_seconds=(after.uptime_ms - oldest.uptime_ms) / 1000,
     )
 
 

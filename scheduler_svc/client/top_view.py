@@ -59,7 +59,7 @@ def draw(state: State, width: int, height: int) -> list[Text]:
     snapshot = state.snapshot
     tenants = list(_tenants(snapshot, width))
     lines += [_tokens(state, width), _steps(state.rates, width), *_latencies(state, snapshot, width), Text()]
-    free = height - len(lines) - len(tenants) - 4  # the map's heading and sharers, the rows' heading, the keys
+    free = height - len(lines) - len(tenants) - 5  # the map's heading and sharers, the rows' headings, the keys
     map_height = max(3, min(free * 2 // 5, -(-len(snapshot.blocks.cells) // (width - 2))))
     lines += _blocks(snapshot, width, map_height)
     lines += _rows(state, snapshot, width, height - len(lines) - len(tenants) - 1)
@@ -109,7 +109,9 @@ def _tokens(state: State, width: int) -> Text:
 
 def _steps(rates: Rates, width: int) -> Text:
     if rates.step_ms is None:
-        return _labelled("step", "no step in the last seconds")
+        return _labelled(
+            "step", f"no step ended in the last {_duration(rates.seconds)}" if rates.seconds else "not seen yet"
+        )
     parts = {"plan": rates.plan_ms, "commit": rates.commit_ms, "wire": rates.wire_ms, "device": rates.device_ms}
     line = _labelled("step", f"{_ms(rates.step_ms)} ms  {rates.steps:,.0f}/s")
     words = [Text.assemble("  ", (glyph, style), f" {name} {_ms(parts[name])}") for name, glyph, style in PARTS]
@@ -122,11 +124,13 @@ def _steps(rates: Rates, width: int) -> Text:
 
 def _latencies(state: State, snapshot: pb.Snapshot, width: int) -> Iterator[Text]:
     def words(values: tuple[float, float] | None) -> str:
-        return f"p50 {_ms(values[0])}  p99 {_ms(values[1])} ms" if values else "none yet"
+        return f"p50 {_ms(values[0])}  p99 {_ms(values[1])} ms" if values else "none"
 
     rates, totals = state.rates, snapshot.totals
     line = _labelled("latency", f"TTFT {words(rates.ttft_ms)}")
-    yield _as_fits(line, [Text(f"    ITL {words(rates.itl_ms)}"), Text("    last 30 s")], width)
+    yield _as_fits(
+        line, [Text(f"    ITL {words(rates.itl_ms)}"), Text(f"    last {_duration(rates.latency_seconds)}")], width
+    )
     num_executors = len(snapshot.executors)
     num_serving = sum(executor.serving for executor in snapshot.executors)
     serving = f"  executors {num_serving}" + (f" of {num_executors}" if num_executors > num_serving else "")
@@ -183,7 +187,7 @@ def _sharers(snapshot: pb.Snapshot, width: int, per_cell: int) -> Text:
 def _rows(state: State, snapshot: pb.Snapshot, width: int, height: int) -> list[Text]:
     """At most `height` lines. Those that wait get a third of them at most, a story a half."""
     story = _story(state, width, height // 2) if state.story_of else []
-    room = height - len(story) - 1
+    room = height - len(story) - 2
     num_running, num_waiting = len(snapshot.running.request_ids), len(snapshot.waiting.request_ids)
     for_waiting = min(num_waiting, max(room // 3, room - num_running))
     for_running = min(num_running, room - for_waiting)
@@ -191,7 +195,15 @@ def _rows(state: State, snapshot: pb.Snapshot, width: int, height: int) -> list[
     first = max(0, min(state.chosen - for_running + 1, num_running - for_running)) if state.interactive else 0
     named, tenant, bar = widths = _widths(width)
     counts = f"running {snapshot.num_running} of {snapshot.max_num_seqs}  waiting {snapshot.num_waiting}"
-    lines = [Text(f"{counts:{named + tenant + 4}} {'':8}{'':{bar}} {'tokens':>11} {'shared':>6} {'age':>6}", HEADING)]
+    # Rows that are not in sight; also those that the snapshot leaves out.
+    hidden = {
+        "running": snapshot.num_running - for_running if for_running < num_running else 0,
+        "waiting": snapshot.num_waiting - for_waiting if for_waiting < num_waiting else 0,
+    }
+    beyond = " and ".join(f"{count} {what}" for what, count in hidden.items() if count > 0)
+    lines = [_as_fits(Text(counts, HEADING), [Text(f"   not shown: {beyond}")] if beyond else [], width)]
+    heading = f"   {'request':{named}} {'tenant':{tenant}} {'':8}{'':{bar}} {'tokens':>11} {'shared':>6} {'age':>6}"
+    lines.append(Text(heading, HEADING))
     running, waiting = snapshot.running, snapshot.waiting
     lines += [_row(running, i, state, i, widths, waits=False) for i in range(first, first + for_running)]
     lines += [_row(waiting, i, state, num_running + i, widths, waits=True) for i in range(for_waiting)]

@@ -40,5 +40,5 @@ those that fit better, and of every AGEING admissions one goes to whoever waits 
 How to read: contract.py (what crosses the edge), sequence.py, block_pool.py, prefix_index.py, memory.py (the two
 together), rows.py, epoch.py (all that dies with an executor), quarantine.py (who may be the reason why), door.py (how
 long a wait), policy.py and admission.py (who, and whether), planner.py (a step), committer.py (its result), registry.py
-(names and events), scheduler.py (the face). tests/sim proves it.
+(names and events), story.py (what happened, in words), scheduler.py (the face). tests/sim proves it.
 """

@@ -13,6 +13,7 @@ from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.rows import Roster, Rows
 from scheduler_svc.core.scored_chunks import ScoredChunk
 from scheduler_svc.core.sequence import Sequence, State, blocks_for
+from scheduler_svc.core.story import Moment
 
 
 class Step(NamedTuple):
@@ -66,6 +67,10 @@ class Epoch:
     def last_committed(self) -> int:
         return self.next_step_id - 1 - len(self.in_flight)
 
+    @property
+    def planning(self) -> Moment:
+        return Moment(self.number, self.next_step_id)
+
     def seat(self, sequence: Sequence, *, num_shared: int, last: int, worst_blocks: int) -> None:
         """Its blocks and num_computed are set: it runs."""
         self._queue.remove(sequence, admitted=True)
@@ -83,7 +88,7 @@ class Epoch:
     def settle(self, sequence: Sequence, step_id: int) -> None:
         """It has caught up. Those that waited for its blocks may go on from the next plan."""
         sequence.settled_step = step_id
-        sequence.tell(step_id, "caught up", sequence.num_computed)
+        sequence.tell(Moment(self.number, step_id), "caught up", sequence.num_computed)
         self.catching_up.remove(sequence)
         self.rows.settle(sequence)
         self.memory.settled(sequence)
@@ -97,7 +102,7 @@ class Epoch:
             self._requeue(reached)
 
     def preempt(self, sequence: Sequence) -> None:
-        sequence.tell(self.next_step_id, "preempted from row", sequence.row)
+        sequence.tell(self.planning, "preempted from row", sequence.row)
         self._unseat(sequence)
         sequence.num_lost_tokens = max(sequence.num_lost_tokens, min(sequence.num_computed, sequence.num_logged))
         sequence.num_preemptions += 1
@@ -109,7 +114,7 @@ class Epoch:
         """Rows whose last step is planned are released; the sequences keep their blocks until the result is here."""
         for sequence in self.ending:
             if sequence.state is State.RUNNING:
-                sequence.tell(self.next_step_id, "leaves row", sequence.row)
+                sequence.tell(self.planning, "leaves row", sequence.row)
                 self._unseat(sequence)
                 sequence.state = State.FINISHING
                 self.finishing[sequence.seat] = sequence
@@ -137,7 +142,7 @@ class Epoch:
         for sequence in running:
             self._unseat(sequence)
         for sequence in sorted((*running, *self.finishing.values()), key=lambda s: (s.serial, s.choice)):
-            sequence.tell(self.next_step_id, "lost its executor in row", sequence.row)
+            sequence.tell(self.planning, "lost its executor in row", sequence.row)
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, min(sequence.num_computed, sequence.num_logged))
             sequence.num_resumes += 1
             sequence.blocks = []

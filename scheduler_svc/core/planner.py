@@ -281,7 +281,7 @@ class Planner:
             last=max(limit - 1, sequence.num_prompt),
             worst_blocks=worst_case_blocks(sequence.num_prompt, limit, epoch.geometry.block_size),
         )
-        sequence.tell(epoch.next_step_id, "admitted to row", sequence.row, placement.num_cached, sequence.num_logged)
+        sequence.tell(epoch.planning, "admitted to row", sequence.row, placement.num_cached, sequence.num_logged)
         self._registry.admitted(sequence, placement.num_cached, now)
         if self._limits.policy is Policy.FAIR:
             num_expected = int(self._lengths.to_come(np.array([sequence.num_output]))[0])

@@ -42,7 +42,7 @@ class Quarantine:
                 reached = epoch.rows.num_computed(sequence.row)
             sequence.died_at = max(reached, sequence.died_at)
             num_deaths = sequence.state_of_request.num_deaths
-            sequence.tell(epoch.next_step_id, "was at work when an executor died", sequence.died_at, num_deaths)
+            sequence.tell(epoch.planning, "was at work when an executor died", sequence.died_at, num_deaths)
         self._accused.update(requests)
         # Whoever shared a step in flight and has ended since may have been the reason.
         is_alone = len(requests) == 1 and all(step.num_rows <= len(at_work) for step in epoch.in_flight)

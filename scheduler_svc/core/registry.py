@@ -12,6 +12,7 @@ from scheduler_svc.core.contract import Cause, Finished, Output, Request, Starte
 from scheduler_svc.core.door import Door
 from scheduler_svc.core.prompt_scores import PromptScores
 from scheduler_svc.core.sequence import RequestState, Sequence, State
+from scheduler_svc.core.story import Entry, Moment
 
 NUM_OLD_STORIES = 256
 
@@ -34,7 +35,7 @@ class Registry:
 
     # ---- coming ------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request, root: np.ndarray, now: float) -> RequestState:
+    def add(self, request: Request, root: np.ndarray, now: float, at: Moment) -> RequestState:
         num_wanted = len(request.prompt) - 1 if request.sampling.HasField("prompt_logprobs") else 0
         scores = PromptScores(num_wanted, min(request.num_prompt_logprobs, num_wanted))
         state = RequestState(request, self._next_serial, root, now, scores)
@@ -51,7 +52,7 @@ class Registry:
                 sequence.num_resumes = delivered.num_resumes + 1
             state.sequences.append(sequence)
             self.sequences[request.session, sequence.handle] = sequence
-            sequence.tell(0, "submitted", sequence.num_logged)
+            sequence.tell(at, "submitted", sequence.num_logged)
         if state.sequences:
             self.requests[request.request_id] = state
             self._door.enter(state)
@@ -90,10 +91,12 @@ class Registry:
 
     # ---- going -------------------------------------------------------------------------------------------------
 
-    def remove(self, sequence: Sequence, cause: Cause, stop_token_id: int | None, message: str, told: bool) -> None:
+    def remove(
+        self, sequence: Sequence, cause: Cause, stop_token_id: int | None, message: str, *, told: bool, at: Moment
+    ) -> None:
         """It is FINISHED; `told` says whether anybody is to hear of it."""
         request, state = sequence.request, sequence.state_of_request
-        sequence.tell(0, f"finished {cause.name}", sequence.num_output)
+        sequence.tell(at, f"finished {cause.name}", sequence.num_output)
         if told:
             self._finished.append(
                 Finished(
@@ -130,15 +133,9 @@ class Registry:
         self._started = [event for event in self._started if event.session != session]
         self._finished = [event for event in self._finished if event.session != session]
 
-    def transitions(self, request_id: str) -> list[tuple[int, int, str, tuple[int, ...]]]:
+    def story(self, request_id: str) -> list[Entry]:
         state = self.requests.get(request_id) or self._old_stories.get(request_id)
         return list(state.story) if state is not None else []
-
-    def story(self, request_id: str) -> list[str]:
-        return [
-            f"step {step_id}: choice {choice} {event} {' '.join(map(str, numbers))}".rstrip()
-            for step_id, choice, event, numbers in self.transitions(request_id)
-        ]
 
     def check(self) -> None:
         live = [sequence for state in self.requests.values() for sequence in state.sequences]

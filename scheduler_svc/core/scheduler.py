@@ -20,6 +20,7 @@ from scheduler_svc.core.prefix_index import root
 from scheduler_svc.core.quarantine import Quarantine
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import RequestState, Sequence, State
+from scheduler_svc.core.story import Moment, sentences
 from scheduler_svc.core.survey import Survey, survey
 from scheduler_svc.errors import AlreadyExists, InvalidArgument, ProtocolViolation
 
@@ -42,6 +43,8 @@ class Scheduler:
         self._listens_to_blocks = False
         # Preemptions of epochs that are over.
         self._num_past_preemptions = 0
+        # Of the epoch that ended last.
+        self._past = Moment(0, 0)
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
@@ -57,7 +60,9 @@ class Scheduler:
         # What runs already after the loss of a scheduler is not new load.
         if request.delivered is None:
             self._door.check(request, now)
-        state = registry.add(request, root(self._limits.hash_key, request.tenant, request.cache_salt), now)
+        state = registry.add(
+            request, root(self._limits.hash_key, request.tenant, request.cache_salt), now, self._planned
+        )
         if state.sequences:
             self._queue.arrive(request.tenant, len(state.sequences))
         if self._stops is not None:
@@ -111,19 +116,26 @@ class Scheduler:
             step = committed.step
             self._planner.step_time.learn(step.num_tokens, step.num_stored, result.forward_us)
         self._registry.generation_tokens += len(committed.output.token)
+        at = Moment(epoch.number, committed.step.step_id)
         for sequence, why in committed.faulted:
-            self._finish(sequence, Cause.INVALID, message=why)
+            self._finish(sequence, Cause.INVALID, message=why, at=at)
         for sequence, token in committed.stopped:
-            self._finish(sequence, Cause.STOP, stop_token_id=token)
+            self._finish(sequence, Cause.STOP, stop_token_id=token, at=at)
         for sequence in committed.step.final:
             if sequence.state is not State.FINISHED:
-                self._finish(sequence, Cause.LENGTH)
+                self._finish(sequence, Cause.LENGTH, at=at)
         if self._quarantine.is_active:
             self._quarantine.clear(epoch)
         return self._registry.take_events(committed.output)
 
     def take_output(self) -> Output:
         return self._registry.take_events(Output())
+
+    @property
+    def _planned(self) -> Moment:
+        """The last step that was planned; between epochs, the one that would have been next."""
+        epoch = self._epoch
+        return Moment(epoch.number, epoch.next_step_id - 1) if epoch is not None else self._past
 
     @property
     def num_in_flight(self) -> int:
@@ -142,6 +154,7 @@ class Scheduler:
             return
         convicted = self._quarantine.accuse(self._epoch)
         self._epoch.lose()
+        self._past = self._epoch.planning
         self._num_past_preemptions += self._epoch.num_preemptions
         self._epoch = None
         self._stops = None
@@ -220,8 +233,9 @@ class Scheduler:
         stop_token_id: int | None = None,
         message: str = "",
         told: bool = True,
+        at: Moment | None = None,
     ) -> None:
-        """The one way out, from whatever state."""
+        """The one way out, from whatever state. `at`: the step that ended it; else it is the last one planned."""
         if self._epoch is not None:
             self._epoch.retire(sequence)
         sequence.state = State.FINISHED
@@ -230,7 +244,7 @@ class Scheduler:
             self._stops.add(sequence.request.stop_token_ids, -1)
         if cause in (Cause.STOP, Cause.LENGTH):
             self._lengths.learn(sequence.num_output)
-        self._registry.remove(sequence, cause, stop_token_id, message, told)
+        self._registry.remove(sequence, cause, stop_token_id, message, told=told, at=at or self._planned)
 
     # ---- what there is to see ----------------------------------------------------------------------------------
 
@@ -255,11 +269,11 @@ class Scheduler:
 
     def story(self, request_id: str) -> list[str]:
         """The last transitions of a request's sequences, oldest first."""
-        return self._registry.story(request_id)
+        return sentences(self._registry.story(request_id))
 
     def transitions(self, request_id: str) -> list[tuple[int, int, str, tuple[int, ...]]]:
         """The same as values: (step_id, choice, what happened, numbers)."""
-        return self._registry.transitions(request_id)
+        return [(at.step_id, choice, event, numbers) for at, choice, event, numbers in self._registry.story(request_id)]
 
     def seated(self, row: int) -> tuple[str, int]:
         """Whose row it is: the request's id and the choice. Raises AssertionError for a row that is free."""

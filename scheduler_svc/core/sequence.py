@@ -13,6 +13,7 @@ import numpy as np
 
 from scheduler_svc.core.contract import Geometry, Request
 from scheduler_svc.core.prompt_scores import PromptScores
+from scheduler_svc.core.story import Entry, Moment
 
 STORY_LENGTH = 64
 
@@ -51,7 +52,7 @@ class RequestState:
     # Deaths of executors it is accused of.
     num_deaths: int = 0
     # The last transitions of its sequences: (step_id, choice, what happened, numbers).
-    story: deque[tuple[int, int, str, tuple[int, ...]]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    story: deque[Entry] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
 
 @dataclass(slots=True, eq=False)
@@ -144,8 +145,8 @@ class Sequence:
         """Whether `token`, as the `num_output`-th of the output, ends the stream."""
         return token in self.request.stop_token_ids and num_output >= self.request.min_tokens
 
-    def tell(self, step_id: int, event: str, *numbers: int) -> None:
-        self.state_of_request.story.append((step_id, self.choice, event, numbers))
+    def tell(self, at: Moment, event: str, *numbers: int) -> None:
+        self.state_of_request.story.append(Entry(at, self.choice, event, numbers))
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

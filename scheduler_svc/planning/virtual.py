@@ -42,16 +42,45 @@ class Outcome:
     itl_p99_s: np.ndarray
     num_tokens: np.ndarray
     refused: np.ndarray
-    # Of all requests together.
+    # Whether `last_s` is its last token.
+    ended: np.ndarray
+    # Of all requests together: seconds between tokens, and whose they are.
     gaps_s: np.ndarray
+    gap_of: np.ndarray
+    # By step, in columns: when it ended, the seconds it took, tokens drawn, blocks used and sequences running.
+    steps: np.ndarray
     end_s: float = 0.0
-    blocks_used: float = 0.0  # mean share of the pool, weighted by time
-    num_running: float = 0.0  # mean, weighted by time
+    blocks_total: int = 1
     num_preemptions: int = 0
 
     @property
     def tokens_per_s(self) -> float:
-        return float(self.num_tokens.sum()) / self.end_s if self.end_s else 0.0
+        return self.during(0.0, self.end_s).tokens_per_s
+
+    @property
+    def num_running(self) -> float:
+        return self.during(0.0, self.end_s).num_running
+
+    def during(self, begin_s: float, end_s: float) -> "Means":
+        """Of the steps that ended after `begin_s`, up to `end_s`."""
+        seconds = end_s - begin_s
+        if seconds <= 0:
+            return Means(0.0, 0.0, 0.0)
+        _, took_s, drawn, blocks, running = self.steps[(self.steps[:, 0] > begin_s) & (self.steps[:, 0] <= end_s)].T
+        return Means(
+            tokens_per_s=float(drawn.sum()) / seconds,
+            blocks_used=float(took_s @ blocks) / seconds / self.blocks_total,
+            num_running=float(took_s @ running) / seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Over a stretch of time. `blocks_used` is a share of the pool."""
+
+    tokens_per_s: float
+    blocks_used: float
+    num_running: float
 
 
 class _Executor:
@@ -107,12 +136,15 @@ class Simulation:
             itl_p99_s=np.zeros(count),
             num_tokens=np.zeros(count, np.int64),
             refused=np.zeros(count, np.bool_),
+            ended=np.zeros(count, np.bool_),
             gaps_s=np.empty(0),
+            gap_of=np.empty(0, np.int64),
+            steps=np.empty((0, 5)),
         )
         self._gaps: list[tuple[np.ndarray, np.ndarray]] = []  # of each step: whose, and seconds
         self._ready: deque[tuple[float, int]] = deque()  # when each request reaches the scheduler, in that order
         self._next = 0
-        self._weights = np.zeros(3)  # seconds, and seconds times blocks used and times sequences running
+        self._steps: list[tuple[float, float, int, int, int]] = []
 
     def run(self) -> Outcome:
         now, freed_at = 0.0, 0.0
@@ -170,28 +202,27 @@ class Simulation:
 
     def _commit(self, result: step_pb2.StepResult, now: float) -> None:
         stats = self._scheduler.stats()
-        self._weights += result.forward_us / 1e6 * np.array([1.0, stats.blocks_owned, stats.num_running])
         output, out = self._scheduler.commit(result, now), self._out
         who = output.handle.astype(np.int64)
+        self._steps.append((now, result.forward_us / 1e6, len(who), stats.blocks_owned, stats.num_running))
         starts = output.position == 0
         out.first_s[who[starts]] = now
         going = who[~starts]
         self._gaps.append((going, now - out.last_s[going]))
         out.last_s[who] = now
         out.num_tokens[who] += 1
-        for _ in output.finished:
+        for finished in output.finished:
+            out.ended[finished.handle] = True
             self._send_next(now)
 
     def _finish(self, now: float) -> None:
         out, stats = self._out, self._scheduler.stats()
         out.end_s = now
         if self._gaps:
-            whose, out.gaps_s = (np.concatenate(column) for column in zip(*self._gaps, strict=True))
-            out.itl_p99_s = percentile_by(whose, out.gaps_s, len(out.due_s), 0.99)
-        out.num_preemptions = stats.preemptions_total
-        if self._weights[0]:
-            out.blocks_used = float(self._weights[1] / self._weights[0]) / stats.blocks_total
-            out.num_running = float(self._weights[2] / self._weights[0])
+            out.gap_of, out.gaps_s = (np.concatenate(column) for column in zip(*self._gaps, strict=True))
+            out.itl_p99_s = percentile_by(out.gap_of, out.gaps_s, len(out.due_s), 0.99)
+            out.steps = np.array(self._steps)
+        out.num_preemptions, out.blocks_total = stats.preemptions_total, stats.blocks_total
 
 
 def percentile_by(whose: np.ndarray, values: np.ndarray, count: int, share: float) -> np.ndarray:

@@ -34,7 +34,7 @@ def test_the_predicted_throughput_is_the_measured_one(tmp_path):
 
 
 async def _predicted_over_measured(address: str, seed: int) -> float:
-    measured = await calibrate(address, lambda text: None, duration_s=8.0)
+    measured = await calibrate(address, lambda text: None, duration_s=15.0)
     jobs = make_jobs(Shape(3 * STREAMS, 100, 40, seed=seed), measured.served.room)
     load = Load(
         np.array([len(job.prompt) for job in jobs]), np.array([job.num_output for job in jobs]), num_streams=STREAMS

@@ -33,7 +33,7 @@ async def test_a_snapshot_is_the_truth_and_costs_nothing_unasked(tmp_path):
             # Asked again at once, the same one is told.
             again = await ours.snapshot()
             assert again == seen
-            assert "submitted 9" in (await ours.story("r0"))[0]
+            assert "submitted with 9 tokens" in (await ours.story("r0"))[0]
             assert await ours.story("nobody") == []
             gate.opened.set()
             await asyncio.gather(*(collect(stream) for stream in streams))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler_svc.client.bench_report import headline
 from scheduler_svc.client.measure import Record, meets, parse_slo, quantiles, summarise
 from scheduler_svc.errors import StartupError
 
@@ -58,6 +59,24 @@ def test_goodput_counts_refusals_as_misses():
     summary = summarise(records, slo)
     assert summary["slo_met"] == 0.25
     assert summary["goodput_per_s"] == pytest.approx(1 / 1.501)
+
+
+def test_what_was_offered_is_counted_over_the_time_in_which_it_came():
+    """Three in two seconds, whatever rate was asked for; the tail of four seconds more counts for what was served."""
+    records = [record(due, [due + 1.0, 6.0]) for due in (0.0, 0.5, 2.0)]
+    summary = summarise(records, {}, is_open=True)
+    assert (summary["offered_per_s"], summary["arrivals_s"]) == (1.5, 2.0)
+    assert summary["requests_per_s"] == 3 / summary["duration_s"]
+    assert "offered: 1.50 requests/s, for 2.0 s" in headline(summary | {"client_cpu_share": 0.1})
+    assert "offered_per_s" not in summarise(records, {})
+    assert "offered_per_s" not in summarise(records[:1], {}, is_open=True), "one request is no rate"
+
+
+def test_the_report_says_how_a_request_meets_itl():
+    whole = [record(0.0, [1.0, 1.1])]
+    for slo, is_said in (({"itl": 200.0}, True), ({"ttft": 200.0}, False)):
+        text = headline(summarise(whole, slo) | {"client_cpu_share": 0.1})
+        assert ("99th percentile of its own gaps" in text) == is_said
 
 
 def test_quantiles():

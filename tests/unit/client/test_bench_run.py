@@ -174,7 +174,12 @@ async def test_a_sweep_draws_and_tells_each_rate(tmp_path, capsys):
     assert [result["rate"] for result in results] == [200.0, 400.0]
     assert [result["summary"]["num_requests"] for result in results] == [4, 8]
     assert picture.stat().st_size > 1000
-    assert f"a ({address})" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"a ({address})" in text
+    assert text.count("requests/s, for ") == 2
+    for result in results:
+        # All that came, over the time in which it came: never less than what was served over the whole run.
+        assert result["summary"]["offered_per_s"] >= result["summary"]["requests_per_s"]
 
 
 async def test_one_run_and_two_targets_draw_too(tmp_path):

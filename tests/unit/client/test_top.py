@@ -13,7 +13,7 @@ from protos.stepwire.admin.v1 import admin_pb2 as pb
 from protos.stepwire.admin.v1 import admin_pb2_grpc
 from scheduler_svc.cli import app
 from scheduler_svc.client import top_view
-from scheduler_svc.client.top import Top
+from scheduler_svc.client.top import Top, matching
 from scheduler_svc.client.top_rates import History, Rates, between, quantile
 from scheduler_svc.client.top_view import State, draw, sparkline
 
@@ -260,10 +260,11 @@ class Watched(admin_pb2_grpc.AdminServiceServicer):
         for i in range(100):
             seen = busy()
             seen.uptime_ms += 500 * i
+            seen.waiting.request_ids[0] = "slow-one"
             yield pb.WatchResponse(model="tiny", snapshot=seen)
 
     def GetStory(self, request, context):
-        if request.request_id != "r1":
+        if request.request_id not in ("r1", "slow-one"):
             context.abort(grpc.StatusCode.NOT_FOUND, "nobody remembers a request of this id")
         return pb.GetStoryResponse(lines=["step 1: choice 0 submitted 3"])
 
@@ -303,6 +304,49 @@ def test_a_picture_fetches_nothing(address, tmp_path):
 def test_a_story(address):
     assert run("--address", address, "--story", "r1") == (0, "step 1: choice 0 submitted 3\n")
     assert "nobody remembers" in run("--address", address, "--story", "r2")[1]
+    # An id that is asked for wins over those that begin so.
+    assert run("--address", address, "--story", "slow") == (0, "request slow-one\nstep 1: choice 0 submitted 3\n")
+    assert run("--address", address, "--story", "sl…ne")[0] == 0
+    assert "5 requests begin so, as request-6" in run("--address", address, "--story", "request-6")[1]
+
+
+def test_an_id_may_be_cut():
+    ids = ["abc1", "abd2", "abc1", "a"]
+    assert matching(ids, "abc") == ["abc1"]
+    assert matching(ids, "ab") == ["abc1", "abd2"]
+    assert matching(ids, "a…2") == ["abd2"]
+    assert matching(ids, "x") == []
+
+
+def test_rows_that_do_not_fit_are_counted():
+    text = "\n".join(line.plain for line in draw(State("h:1", busy(3000, 64, 30), RATES, [], "m"), 80, 24))
+    assert (running := re.search(r"not shown: (\d+) running and (\d+) waiting", text))
+    rows = [line for line in text.splitlines() if re.match(r" (>| )? +req", line) and "tenant  " not in line]
+    assert len(rows) == 94 - int(running[1]) - int(running[2])
+    all_of_them = "\n".join(line.plain for line in draw(State("h:1", busy(100, 2, 1), RATES, [], "m"), 80, 24))
+    assert "not shown" not in all_of_them
+    assert re.search(r"^   request +tenant +tokens", all_of_them, re.MULTILINE)
+
+
+def test_words_are_of_the_time_that_was_watched():
+    seen = busy(100, 3, 0)
+    text = "\n".join(line.plain for line in draw(State("h:1", seen, Rates(seconds=1.5, latency_seconds=1.5)), 100, 30))
+    assert "no step ended in the last 1.5s" in text
+    assert "TTFT none    ITL none    last 1.5s" in text
+    assert "not seen yet" in "\n".join(line.plain for line in draw(State("h:1", seen), 100, 30))
+
+
+def test_one_frame_waits_for_a_step_while_something_runs():
+    top = Top("h:1", interactive=False)
+    for number, (steps, has_seen) in enumerate(((0, False), (0, False), (1, True))):
+        seen = busy(100, 3, 0)
+        seen.uptime_ms += 500 * number
+        seen.totals.steps = steps
+        top.heard(pb.WatchResponse(model="m", snapshot=seen))
+        assert top.has_seen_steps == has_seen
+    idle = Top("h:1", interactive=False)
+    idle.heard(pb.WatchResponse(model="m", snapshot=snapshot()))
+    assert idle.has_seen_steps
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_without_an_executor_nothing_is_planned_and_no_result_taken() -> None:
     with pytest.raises(ProtocolViolation):
         core.commit(step_pb2.StepResult(boot_id=1, epoch=1), 0.0)
     core.check()
-    assert core.story("r1") == ["step 0: choice 0 submitted 3"]
+    assert core.story("r1") == ["before any step: choice 0 was submitted with 3 tokens"]
     assert core.story("nobody") == []
 
 
@@ -209,3 +209,32 @@ def test_what_happened_and_who_sits_where() -> None:
         (1, 0, "caught up", (3,)),
     ]
     assert core.transitions("nobody") == []
+    row = plan.admit[0].row
+    last = core.plan(0.0)
+    assert last is not None
+    assert core.plan(0.0) is not None  # the row is given up before the last result is here
+    core.commit(executor.run(last), 0.0)
+    assert core.story("r1") == [
+        "step 1:0: choice 0 was submitted with 3 tokens",
+        f"step 1:1: choice 0 was admitted to row {row}: 0 of its 3 tokens were cached",
+        "step 1:1: choice 0 caught up: 3 tokens are computed, it decodes",
+        "step 1:2: choice 0 finished LENGTH after 2 output tokens",
+        f"step 1:3: choice 0 left row {row}, its last token was planned before",
+    ]
+
+
+def test_a_story_goes_on_in_the_next_epoch() -> None:
+    core, executor = scheduler()
+    core.submit(request(1, max_tokens=9), 0.0)
+    plan = core.plan(0.0)
+    assert plan is not None
+    core.commit(executor.run(plan), 0.0)
+    assert core.plan(0.0) is not None
+    core.executor_lost()
+    assert core.cancel_request("r1")
+    row = plan.admit[0].row
+    assert core.story("r1")[3:] == [
+        "step 1:3: choice 0 was at work when an executor died, 4 tokens computed; deaths so far: 1",
+        f"step 1:3: choice 0 lost its executor in row {row}",
+        "step 1:3: choice 0 finished CANCELLED after 1 output tokens",
+    ]

@@ -3,17 +3,19 @@ done by hand."""
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from scheduler_svc.cli import app
+from scheduler_svc.client.calibrate import CROWDS, NUM_NEEDED, PROMPT_LENGTHS, _pieces
 from scheduler_svc.core.contract import Geometry
 from scheduler_svc.errors import StartupError
 from scheduler_svc.plan_command import parse_size
 from scheduler_svc.planning import capacity
-from scheduler_svc.planning.capacity import Demand, at_rate, geometry_for, make_plan, requests, users_that_fit
+from scheduler_svc.planning.capacity import Demand, _even, at_rate, geometry_for, make_plan, requests, users_that_fit
 from scheduler_svc.planning.sizes import read_size, size_of
 from scheduler_svc.planning.step_model import (
     DEVICES,
@@ -199,11 +201,11 @@ def test_memory_becomes_blocks():
 
 
 def test_lengths_have_the_means_and_fit():
-    demand = Demand(100, 50, {}, num_requests=4000)
-    num_prompt, num_output = requests(demand, GEOMETRY)
+    demand = Demand(100, 50, {})
+    num_prompt, num_output = requests(demand, GEOMETRY, 4000)
     assert num_prompt.mean() == pytest.approx(100, rel=0.05)
     assert num_output.mean() == pytest.approx(50, rel=0.05)
-    num_prompt, num_output = requests(Demand(100, 90, {}), Geometry(10, 16, 4, 200, 64, 1000))
+    num_prompt, num_output = requests(Demand(100, 90, {}), Geometry(10, 16, 4, 200, 64, 1000), 100)
     assert (num_prompt + num_output).max() <= 160
 
 
@@ -213,21 +215,54 @@ def test_what_holds_is_in_time_and_more_is_not():
     assert plan.holds is not None
     assert plan.holds.in_time >= 0.9
     assert plan.holds.rate < plan.saturated.served_per_s
+    assert plan.num_clients == 32
     # Little's law: in a steady state there are rate x time of a request at once.
-    point = at_rate(Demand(60, 12, {}, num_requests=80), GEOMETRY, MODEL, plan.holds.rate)
+    point = at_rate(DEMAND, GEOMETRY, MODEL, plan.holds.rate)
     e2e_s = 1e-3 * point.ttft_p50 + 11e-3 * point.itl_p50
     assert point.num_running == pytest.approx(point.served_per_s * e2e_s, rel=0.5)
 
 
-def test_the_saturated_rate_is_what_the_steps_allow():
-    """Sixteen rows always: a request costs its prompt, and its share of the steps it decodes in."""
-    demand = Demand(60, 12, {}, num_requests=120)
-    num_prompt, num_output = requests(demand, GEOMETRY)
-    out = simulate(Load(num_prompt, num_output, num_streams=32), GEOMETRY, MODEL)
-    us = MODEL.token_us * num_prompt.mean() + (num_output.mean() - 1) * (
-        MODEL.row_us + MODEL.base_us / 16 + MODEL.stored_us * (num_prompt.mean() + num_output.mean() / 2)
+def closed_form(rows: int, demand: Demand) -> float:
+    """Requests a second with `rows` always full: one costs its prompt and its share of the steps it decodes in."""
+    num_prompt, num_output = demand.prompt_tokens, demand.output_tokens
+    us = MODEL.token_us * num_prompt + (num_output - 1) * (
+        MODEL.row_us + MODEL.base_us / rows + MODEL.stored_us * (num_prompt + num_output / 2)
     )
-    assert 120 / out.end_s == pytest.approx(1e6 / us, rel=0.2)
+    return 1e6 / us
+
+
+@pytest.mark.parametrize("rows", [8, 32])
+def test_the_saturated_rate_is_what_the_steps_allow(rows):
+    """Below it what is sent is served, beyond it a queue grows; what is said to hold is served."""
+    demand, geometry = Demand(60, 40, {"ttft": 2000.0}), replace(GEOMETRY, max_num_seqs=rows)
+    plan = make_plan(demand, geometry, MODEL, choose_budget=False, choose_block_size=False)
+    assert plan.saturated.served_per_s == pytest.approx(closed_form(rows, demand), rel=0.1)
+    assert plan.saturated.num_running == pytest.approx(rows, rel=0.02)
+    assert plan.holds is not None
+    # Long waits are allowed: nearly everything that can be served holds.
+    assert 0.85 * plan.saturated.served_per_s < plan.holds.rate <= plan.saturated.served_per_s
+    assert plan.holds.served_per_s == pytest.approx(plan.holds.rate, rel=0.05)
+    half, more = plan.around
+    assert half.is_served
+    assert not more.is_served
+    assert half.served_per_s < plan.holds.served_per_s < 1.05 * more.served_per_s
+    assert half.num_running < plan.holds.num_running < more.num_running
+    assert half.ttft_p99 < plan.holds.ttft_p99 < more.ttft_p99
+
+
+def test_stretches_have_the_mean_and_keep_their_order():
+    made = _even(np.array([1.0, 3.0, 2.0, 6.0, 8.0]), 10.0, 2)
+    assert made.tolist() == pytest.approx([5.0, 15.0, 3.75, 11.25, 15.0])
+
+
+def test_means_are_of_the_stretch_alone():
+    out = simulate(one(100, 5), GEOMETRY, MODEL)
+    whole, none = out.during(0.0, out.end_s), out.during(out.end_s, out.end_s)
+    assert whole.tokens_per_s == pytest.approx(5 / out.end_s)
+    assert none.tokens_per_s == 0
+    # From the first token to the last: four more.
+    rest = out.during(out.first_s[0], out.end_s)
+    assert rest.tokens_per_s == pytest.approx(4 / (out.end_s - out.first_s[0]))
 
 
 def test_no_rate_holds_what_cannot_be():
@@ -304,3 +339,26 @@ def test_sizes_of_memory():
     assert parse_size("") is None
     assert [parse_size(text) for text in ("10", "2KiB", "1.5 MB", "4GiB")] == [10, 2048, 1.5 * 2**20, 4 * 2**30]
     assert math.isclose(parse_size("1t") or 0, 2**40)
+
+
+def test_a_calibration_is_what_it_needs_and_as_much_more_as_time_allows():
+    crowds, num_asked = [(1, 16), (16, 16), (4, 384), (32, 16)], 0
+
+    def is_over() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return num_asked == 3
+
+    needed = [(1, length, 0) for length in PROMPT_LENGTHS] + [(1, 16, 1), (1, 16, 16), (1, 384, 4)]
+    assert list(_pieces(crowds, lambda: True)) == needed
+    made = list(_pieces(crowds, is_over))
+    assert made == [*needed, (1, 16, 32), (2, PROMPT_LENGTHS[0], 0)]
+
+
+def test_what_a_calibration_needs_tells_all_coefficients():
+    true = StepModel(6000, 400, 250, 0.7, request_us=2000)
+    crowds = [(streams, streams * (length + 12)) for streams, length in CROWDS[:NUM_NEEDED]]
+    prefills = [PrefillSample(n, true.request_us + true.us(0, n, 0)) for n in PROMPT_LENGTHS]
+    found = fit([DecodeSample(n, stored, true.us(n, 0, stored)) for n, stored in crowds], prefills)
+    assert found.row_us == pytest.approx(true.row_us, rel=1e-6)
+    assert found.stored_us == pytest.approx(true.stored_us, rel=1e-6)
