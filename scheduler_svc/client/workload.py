@@ -176,7 +176,8 @@ def _traced(row: dict, room: Room, seed: int, number: int) -> Job:
 def _ids(draw: random.Random, count: int, room: Room) -> list[int]:
     # Low ids are often control tokens or single bytes; they are no typical text.
     low = min(256, room.vocab_size // 2)
-    return [draw.randrange(low, room.vocab_size) for _ in range(count)]
+    # One draw an id, however many there are to choose from: lengths and arrivals are the same for every vocabulary.
+    return [low + int(draw.random() * (room.vocab_size - low)) for _ in range(count)]
 
 
 def _length(draw: random.Random, mean: int, spread: str) -> int:
