@@ -29,7 +29,9 @@ def test_lengths_have_the_mean_that_was_asked_for(spread):
 
 
 def test_lengths_and_arrivals_are_the_same_for_every_vocabulary():
-    shape = Shape(num_requests=50, prompt_tokens=30, output_tokens=20, rate=5.0, turns=2, shared_prefix=8, prefix_groups=3)
+    shape = Shape(
+        num_requests=50, prompt_tokens=30, output_tokens=20, rate=5.0, turns=2, shared_prefix=8, prefix_groups=3
+    )
     small, large = (make_jobs(shape, Room(vocab_size, 4096)) for vocab_size in (600, 200_000))
     assert [sizes(job) for job in small] == [sizes(job) for job in large]
     assert max(max(job.prompt) for job in small) < 600 < max(max(job.prompt) for job in large) < 200_000
