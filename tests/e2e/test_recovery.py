@@ -126,8 +126,10 @@ async def test_a_served_life_with_a_death_in_it_is_replayed(tmp_path, default_mo
     data = journal.read_bytes()
     longest = max(made, key=lambda request: len(request.token_ids.ids))
     assert np.array(longest.token_ids.ids, "<i4").tobytes() not in data
-    journal.write_bytes(data.replace(b"mine", b"ours"))  # breaks the frame's sum: all behind it is torn
-    assert "no whole entry" in stepwire("replay", str(journal)).stdout
+    journal.write_bytes(data.replace(b"mine", b"ours"))  # breaks the frame's sum, and whole ones follow
+    damaged = stepwire("replay", str(journal))
+    assert damaged.returncode == 1
+    assert "is damaged in the entry that begins at byte" in damaged.stderr
     journal.write_bytes(b"no journal")
     refused = stepwire("replay", str(journal))
     assert (refused.returncode, refused.stdout) == (1, "")
