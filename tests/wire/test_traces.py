@@ -101,8 +101,11 @@ async def test_a_frontend_that_goes_and_a_scheduler_that_ends_leave_no_span_open
         assert scheduler.service._traces is not None
         scheduler.service._traces.close(0.0)
     tracing.close()
-    told = {span.status.description for span in traced(exporter)["schedule"]}
-    assert told == {None, "the frontend is gone"}
+    spans = traced(exporter)["schedule"]
+    told = {span.status.description or span.attributes["stepwire.finish_reason"] for span in spans}
+    assert len(spans) == 2
+    # The one that goes cancels its requests; the end of its session may overtake that.
+    assert told in ({"length", "the frontend is gone"}, {"length", "cancelled"})
 
 
 async def test_off_nothing_of_it_reaches_an_executor(tmp_path):
