@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from executor_svc.kv_cache import KVShape
 from executor_svc.model.attention import PagedAttention
 from executor_svc.model.layers import Experts, Linear, Mlp, linear_class, rms_norm, rotate
 from executor_svc.model.rope import rope_tables
@@ -19,20 +20,11 @@ from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, We
 AttentionFactory = Callable[..., Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]]
 
 
-class Served(Protocol):
+class Served(KVShape, Protocol):
     """What a backend needs to know of a model: the sizes of its cache, and its limits."""
 
     @property
     def architecture(self) -> str: ...
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
 
     @property
     def max_position(self) -> int: ...

@@ -170,14 +170,14 @@ def test_only_rows_with_changing_masks_wait() -> None:
         assert (device.log.index(("wait", 0)) < device.log.index(("launch", 1))) == waits
 
 
+def four_steps() -> list:
+    """Of one row, in an epoch of their own."""
+    seat = plan(1, admit=[admit(0, [5, 6], [1, 2])], prefill=ints(0, 2))
+    return [EpochStarted(1, 1), seat, plan(2), plan(3), plan(4)]
+
+
 def test_a_fault_is_told_after_the_steps_before_it_and_those_behind_it_are_dropped() -> None:
-    life = [
-        EpochStarted(1, 1),
-        plan(1, admit=[admit(0, [5, 6], [1, 2])], prefill=ints(0, 2)),
-        plan(2),
-        plan(3),
-        plan(4),
-    ]
+    life = four_steps()
     clean = Wire(life)
     Worker(LateDevice()).serve(clean)
     again = [EpochStarted(1, 2), *life[1:]]
@@ -191,13 +191,7 @@ def test_a_fault_is_told_after_the_steps_before_it_and_those_behind_it_are_dropp
 
 
 def test_an_error_of_the_device_is_raised_at_its_step_and_ends_the_process() -> None:
-    life = [
-        EpochStarted(1, 1),
-        plan(1, admit=[admit(0, [5, 6], [1, 2])], prefill=ints(0, 2)),
-        plan(2),
-        plan(3),
-        plan(4),
-    ]
+    life = four_steps()
     device, wire = LateDevice(breaks={1: RuntimeError("the device is gone")}), Wire(life)
     with pytest.raises(RuntimeError, match="the device is gone"):
         Worker(device).serve(wire)
