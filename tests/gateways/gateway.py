@@ -103,3 +103,10 @@ def hang_up(connection: http.client.HTTPConnection) -> None:
     if reply is not None:
         reply.close()
     connection.close()
+
+
+def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
+    limit = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < limit, "it did not come to pass"
+        time.sleep(0.02)

@@ -14,7 +14,7 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from tests.e2e.server import Serve
 from tests.gateways import readme
 from tests.gateways.conftest import smg_in_front_of
-from tests.gateways.gateway import Gateway
+from tests.gateways.gateway import Gateway, until
 
 QUESTION = "What is the capital of France?"
 MODEL = "SmolLM2-135M-Instruct"
@@ -118,6 +118,7 @@ def test_anthropic_messages(got, direct):
 
 
 def test_the_gateway_knows_the_load_and_the_model(got, smg: Gateway, service: Serve):
+    until(lambda: all("engine_load" in worker for worker in smg.get("/workers")["workers"]))  # smg asks now and then
     workers = smg.get("/workers")["workers"]
     assert {worker["model_id"] for worker in workers} == {MODEL}
     assert {worker["connection_mode"] for worker in workers} == {"grpc"}

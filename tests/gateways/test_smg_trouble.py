@@ -2,13 +2,12 @@
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.e2e.server import Serve
 from tests.gateways.conftest import smg_in_front_of
-from tests.gateways.gateway import Gateway, hang_up
+from tests.gateways.gateway import Gateway, hang_up, until
 
 MODEL = "SmolLM2-135M-Instruct"
 CHAT = "/v1/chat/completions"
@@ -17,13 +16,6 @@ CHAT = "/v1/chat/completions"
 def chat(max_tokens: int, **fields: object) -> dict:
     messages = [{"role": "user", "content": "Hello"}]
     return {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, **fields}
-
-
-def until(condition, limit_s: float = 60.0) -> None:
-    limit = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < limit, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def test_slow_full_drained_and_killed(slow_service: Serve, smg_bin: Path, tmp_path: Path):

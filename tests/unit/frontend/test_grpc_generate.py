@@ -222,8 +222,9 @@ async def test_cancel_ends_the_stream_kindly(tmp_path):
 
 
 async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110  (what is waited for happens on the other side of a socket)
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(60.0):
+        while not condition():  # noqa: ASYNC110  (what is waited for happens on the other side of a socket)
+            await asyncio.sleep(0.005)
 
 
 async def rest_of(call) -> list[pb.GenerateResponse]:

@@ -405,9 +405,9 @@ async def test_a_client_that_goes_is_noticed_behind_every_interceptor(tmp_path):
     key, entry = api_keys.make_key("acme")
     api_keys.add(tmp_path / "keys", entry)
     async with rig(tmp_path, config={"api_keys": tmp_path / "keys"}) as r:
-        call = r.stub.Generate(generate(stopping=stopping(max_tokens=200)), metadata=Access(key).metadata)
-        await call.read()
         r.session.gate.clear()
+        call = r.stub.Generate(generate(stopping=stopping(max_tokens=200)), metadata=Access(key).metadata)
+        await until(lambda: r.session.live)
         call.cancel()
         await until(lambda: r.session.streams[0].cancels)
         assert r.session.streams[0].cancels == ["request"]
