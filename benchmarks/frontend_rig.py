@@ -68,6 +68,7 @@ class Rig:
         self._ports = [free_port() for _ in range(frontends)]
         self.addresses = [f"127.0.0.1:{port}" for port in self._ports]
         self.pids: list[int] = []
+        self.scheduler_flags: tuple[str, ...] = ()
 
     def __enter__(self) -> "Rig":
         try:
@@ -80,10 +81,11 @@ class Rig:
     def _start(self) -> None:
         places = endpoints(self._folder)
         limits = ("--no-prefix-caching", "--runtime-dir", str(self._folder))
-        self._run(self.cores.engine, "scheduler_svc", *limits, "--log-level", "warning")
+        self._scheduler = self._run(
+            self.cores.engine, "scheduler_svc", *limits, "--log-level", "warning", *self.scheduler_flags
+        )
         job = {"endpoint": places.executor, "beat": places.beat, "model": str(self.directory)}
-        work = {"palette": self.palette, "step_s": self._step_s, "rows": self._rows}
-        self._run(self.cores.engine, "benchmarks.frontend_executor", job=job | work)
+        self._start_executor(job)
         ready = []
         for number, port in enumerate(self._ports):
             file = self._folder / f"frontend{number}.json"
@@ -93,6 +95,10 @@ class Rig:
             self.pids.append(child.pid)
             ready.append(file)
         self._wait_for(lambda: all(file.exists() for file in ready))
+
+    def _start_executor(self, job: dict[str, Any]) -> None:
+        work = {"palette": self.palette, "step_s": self._step_s, "rows": self._rows}
+        self._run(self.cores.engine, "benchmarks.frontend_executor", job=job | work)
 
     def __exit__(self, *_: object) -> None:
         for child in reversed(self._children):

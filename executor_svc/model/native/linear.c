@@ -4,7 +4,7 @@
 enum {
     ROWS_PER_CHUNK = 256,
     VECTOR_ROWS = 96,   /* of a block without tiles: its results stay in the nearest cache */
-    LEAD = 16,          /* rows of a pair of panels that are asked for in advance: 2 kB */
+    LEAD = 64,          /* rows of a pair of panels that are asked for in advance: 2 kB */
     EXPANDED_WORDS = 128 /* words of bytes that become bfloat16 at a time: 512 inputs */
 };
 

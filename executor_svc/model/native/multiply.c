@@ -96,7 +96,12 @@ static inline __attribute__((always_inline)) void block(int kind, int rows, int 
                 for (int i = 0; i < rows; i++) {
                     uint32_t factor = *(const uint32_t *)((i < 3 ? low : high) + i % 3 * row + part * 4);
 #pragma GCC unroll 8
-                    for (int j = 0; j < vectors; j++) sum[i][j] = step(kind, sum[i][j], factor, column[j]);
+                    for (int j = 0; j < vectors; j++) {
+                        sum[i][j] = step(kind, sum[i][j], factor, column[j]);
+#if defined(__x86_64__)
+                        if (kind == INT8) __asm__("" : "+v"(sum[i][j])); /* or gcc multiplies first and runs out of registers */
+#endif
+                    }
                 }
             }
 #pragma GCC unroll 4
