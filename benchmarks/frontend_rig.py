@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.config import environment_with
 from benchmarks.stamps import palette_of
@@ -70,7 +70,7 @@ class Rig:
         self.pids: list[int] = []
         self.scheduler_flags: tuple[str, ...] = ()
 
-    def __enter__(self) -> "Rig":
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:

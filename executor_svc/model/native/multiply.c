@@ -98,7 +98,7 @@ static inline __attribute__((always_inline)) void block(int kind, int rows, int 
 #pragma GCC unroll 8
                     for (int j = 0; j < vectors; j++) {
                         sum[i][j] = step(kind, sum[i][j], factor, column[j]);
-#if defined(__x86_64__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
                         if (kind == INT8) __asm__("" : "+v"(sum[i][j])); /* or gcc multiplies first and runs out of registers */
 #endif
                     }

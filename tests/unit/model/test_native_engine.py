@@ -78,20 +78,40 @@ def test_head_sizes(tmp_path, head_dim, block_size):
     assert torch.equal(logits_of(alone), logits_of(again))
 
 
-@pytest.mark.parametrize("processor", ["plain", "AVX2", "bfloat16"])
-def test_other_processors(tiny, monkeypatch, tmp_path, processor):
-    """Without vector instructions, with AVX2 alone, and one that multiplies bfloat16, its instruction replaced."""
-    if processor == "AVX2" and not {"avx2", "avx512f"} <= native.cpu_flags():
-        pytest.skip("it is this machine, which every other test is about, or cannot run here")
+def flags_for(processor: str) -> tuple[str, ...]:
     common = tuple(flag for flag in native.FLAGS if flag != "-march=native")
-    chosen = {"plain": common, "AVX2": (*common, "-march=haswell"), "bfloat16": (*native.FLAGS, "-DPAIRED=1")}
-    monkeypatch.setattr(native, "FLAGS", chosen[processor])
+    here = Path(__file__).parent
+    base = (*common, "-march=haswell", "-Wno-psabi", "-O1", "-include")
+    return {
+        "plain": common,
+        "AVX2": (*common, "-march=haswell"),
+        "pairs on AVX2": (*common, "-march=haswell", "-DPAIRED=1"),
+        "AVX-512": (*base, str(here / "emulated_avx512.h")),
+        "AVX-512 BF16": ("-DEMULATE_BF16=1", *base, str(here / "emulated_avx512.h")),
+        "AMX": (*base, str(here / "emulated_amx.h")),
+    }[processor]
+
+
+@pytest.mark.parametrize("processor", ["plain", "AVX2", "pairs on AVX2", "AVX-512", "AVX-512 BF16", "AMX"])
+def test_other_processors(tiny, monkeypatch, tmp_path, processor):
+    """Without vector instructions, with AVX2 alone, and with what AVX-512 and AMX add, their instructions emulated."""
+    if processor != "plain" and "avx2" not in native.cpu_flags():
+        pytest.skip("it cannot run here")
+    monkeypatch.setattr(native, "FLAGS", flags_for(processor))
     for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 5e-2)):
         decoder, config = load(tiny, dtype, cache_dir=tmp_path), tiny[1]
-        assert decoder.engine.pairs == (processor == "bfloat16")
+        assert decoder.engine.pairs == (processor in ("pairs on AVX2", "AVX-512 BF16", "AMX"))
+        assert (decoder.engine.name == "AMX") == (processor == "AMX")
         plain = Driver(decoder, config).run(Row(prompt(60)), chunk=1000, num_outputs=5)
-        chunked = Driver(decoder, config).run(Row(prompt(60)), chunk=7, num_outputs=5)
-        assert torch.equal(logits_of(plain), logits_of(chunked))
+        for block_size, chunk in ((16, 7), (32, 33), (48, 1000), (8, 50)):
+            chunked = Driver(decoder, config, block_size=block_size).run(Row(prompt(60)), chunk=chunk, num_outputs=5)
+            assert torch.equal(logits_of(plain), logits_of(chunked)), f"block size {block_size}, chunk {chunk}"
+        many = Driver(decoder, config)
+        rows = [Row(prompt(60)), *(Row(prompt(n, seed=n)) for n in range(1, 40))]
+        many.step([(row, len(row.tokens)) for row in reversed(rows)])
+        for _ in range(4):
+            many.step([(row, 1) for row in rows])
+        assert torch.equal(logits_of(rows[0]), logits_of(plain))
         reference = tiny[2](torch.tensor([plain.tokens])).logits[0, 59].detach()
         assert (plain.logits[59] - reference).norm() / reference.norm() < tolerance
 
