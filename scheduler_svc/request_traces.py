@@ -179,6 +179,24 @@ class RequestTraces:
         end(traced.span, at_s=now + traced.offset_s, error=error)
 
 
+class Untraced:
+    """In the place of RequestTraces where nobody traces: hears of everything, keeps nothing."""
+
+    def submitted(self, session: int, submit: session_pb2.Submit, now: float) -> None: ...
+
+    def planned(self, plan: step_pb2.StepPlan, now: float) -> None: ...
+
+    def committed(self, result: step_pb2.StepResult, now: float) -> None: ...
+
+    def epoch_ended(self, epoch: int, now: float) -> None: ...
+
+    def finished(self, finished: Finished, now: float, *, by_stop_string: bool) -> None: ...
+
+    def session_ended(self, session: int, now: float) -> None: ...
+
+    def close(self, now: float) -> None: ...
+
+
 def phases(
     story: Iterable[Transition],
     seats: list[StepKey],

@@ -31,7 +31,7 @@ from scheduler_svc.links.frontends import (
 from scheduler_svc.links.messages import is_empty, load_from_stats, request_from_submit
 from scheduler_svc.links.transport import BadFrames, Poller
 from scheduler_svc.metrics import SchedulerMetrics
-from scheduler_svc.request_traces import RequestTraces
+from scheduler_svc.request_traces import RequestTraces, Untraced
 from scheduler_svc.snapshot import Snapshots, story_reply
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,7 @@ class Service:
         self._bad_frames = bad_frames
         self._pulse = pulse
         self._after_turn = after_turn
-        # None: nobody traces.
-        self._traces = traces
+        self._traces = traces or Untraced()
         self._clock = clock
         self._blocks = BlockWatch(core, frontends.send_block_news)
         self._poller = Poller(frontends.socket, executors.socket, executors.beat_socket, executors.monitor)
@@ -105,8 +104,7 @@ class Service:
             # Also after a bug: what led to it is what a journal is for.
             if self._after_turn is not None:
                 self._after_turn()
-            if self._traces is not None:
-                self._traces.close(self._clock())
+            self._traces.close(self._clock())
 
     def turn(self) -> bool:
         """Waits until something arrives or a tick passes, and acts on it. False: drained, nothing is left to do."""
@@ -168,13 +166,11 @@ class Service:
         else:
             if not submit.delivered:
                 self._metrics.submitted(event.session, submit.handle, submit.num_choices, now)
-            if self._traces is not None:
-                self._traces.submitted(event.session, submit, now)
+            self._traces.submitted(event.session, submit, now)
 
     def _end_session(self, ended: SessionEnded, now: float) -> None:
         num_released = self._core.drop_session(ended.session)
-        if self._traces is not None:
-            self._traces.session_ended(ended.session, now)
+        self._traces.session_ended(ended.session, now)
         self._metrics.session_ended(ended.session)
         self._blocks.session_ended(ended.session)
         self._stopped_by_text = {key for key in self._stopped_by_text if key[0] != ended.session}
@@ -196,15 +192,13 @@ class Service:
         began = time.perf_counter()
         output = self._core.commit(result, now)
         self._outputs.append(output)
-        if self._traces is not None:
-            self._traces.committed(result, now)
+        self._traces.committed(result, now)
         commit_s = time.perf_counter() - began
         self._metrics.step_done((self._plan_s, commit_s, result.forward_us, now, len(output.position)))
         self._plan_s = 0.0
 
     def _end_epoch(self, error: ExecutorError, now: float) -> None:
-        if self._traces is not None:
-            self._traces.epoch_ended(self._executors.epoch, now)
+        self._traces.epoch_ended(self._executors.epoch, now)
         self._executors.end_epoch(str(error), now)
         self._core.executor_lost()
         self._metrics.epoch_ended(error.reason)
@@ -228,8 +222,7 @@ class Service:
                 self._plan_s += time.perf_counter() - began
                 if plan is None:
                     return
-                if self._traces is not None:
-                    self._traces.planned(plan, now)
+                self._traces.planned(plan, now)
                 self._metrics.plan_sent(self._executors.send_plan(plan, now))
         except ExecutorError as error:
             self._end_epoch(error, now)
@@ -249,8 +242,7 @@ class Service:
                 key = (finished.session, finished.handle)
                 by_stop_string = key in self._stopped_by_text
                 self._metrics.finished(finished, by_stop_string=by_stop_string)
-                if self._traces is not None:
-                    self._traces.finished(finished, now, by_stop_string=by_stop_string)
+                self._traces.finished(finished, now, by_stop_string=by_stop_string)
                 self._stopped_by_text.discard(key)
         self._blocks.fan_out()
         if self._frontends.has_pending:
