@@ -5,18 +5,18 @@ import mmap
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.elements import BITS_OF_BFLOAT16, widened
 from executor_svc.model.native import BF16, F16, F32, I16, INT8, Engine
 from executor_svc.model.weights import LinearWeights
 
 PANEL, PAIR = 16, 32
 _HUGE_PAGE = 2 << 20
-_KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
+_KINDS = {np.dtype(np.float32): F32, BITS_OF_BFLOAT16: BF16, np.dtype(np.float16): F16}
 
 
-def kind_of(dtype: torch.dtype) -> int:
+def kind_of(dtype: np.dtype) -> int:
     """The engine's number for an element type."""
     return _KINDS[dtype]
 
@@ -99,11 +99,11 @@ class Arena:
         return packed
 
     def _pack_part(self, packed: PackedLinear, part: LinearWeights, first: int, every: int) -> None:
-        weight = part.weight if part.weight.dtype in (torch.float32, torch.bfloat16) else part.weight.float()
-        weight = weight.contiguous()
+        weight = part.weight if part.weight.dtype in (np.float32, BITS_OF_BFLOAT16) else widened(part.weight)
+        weight = np.ascontiguousarray(weight)
         outputs, k = weight.shape
         i64 = ctypes.c_int64
-        common = (ctypes.c_void_p(weight.data_ptr()), ctypes.c_int(kind_of(weight.dtype)), i64(outputs), i64(k))
+        common = (ctypes.c_void_p(weight.ctypes.data), ctypes.c_int(kind_of(weight.dtype)), i64(outputs), i64(k))
         place = (i64(first), i64(every), ctypes.c_void_p(packed.weight))
         if packed.scale is not None:
             self.engine.library.pack_weight_int8(*common, *place, ctypes.c_void_p(packed.scale.ctypes.data))
@@ -111,7 +111,7 @@ class Arena:
             self.engine.library.pack_weight(*common, ctypes.c_int(self.kind), *place)
         if packed.bias is not None and part.bias is not None:
             padded = np.zeros(_round_up(outputs, PANEL), np.float32)
-            padded[:outputs] = part.bias.float().numpy()
+            padded[:outputs] = widened(part.bias)
             packed.bias[: every * padded.size].reshape(-1, every, PANEL)[:, first] = padded.reshape(-1, PANEL)
 
     def _take(self, num_bytes: int) -> int:

@@ -21,7 +21,7 @@ def tiny(tmp_path):
 
 
 def load(directory):
-    return load_model(directory, ModelConfig.from_directory(directory), dtype=torch.float32)
+    return load_model(directory, ModelConfig.from_directory(directory), dtype="float32")
 
 
 def edit_config(directory, **changes) -> None:
