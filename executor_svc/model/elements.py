@@ -8,7 +8,7 @@ import numpy as np
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 BITS_OF_BFLOAT16 = np.dtype(np.uint16)
-_ROWS = 4096  # converted at once: what lies between the two types stays in the cache
+_AT_ONCE = 1 << 16  # elements: what lies between two types stays in the cache
 
 
 def name_of(dtype: object) -> str:
@@ -29,16 +29,21 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 
 def as_bfloat16(array: np.ndarray) -> np.ndarray:
-    """The bits of the nearest bfloat16, ties to even, a copy; [N, ...]."""
+    """The bits of the nearest bfloat16, ties to even, a copy."""
     if array.dtype == BITS_OF_BFLOAT16:
         return array.copy()
     result = np.empty(array.shape, BITS_OF_BFLOAT16)
-    for first in range(0, len(array), _ROWS):
-        part = slice(first, first + _ROWS)
-        wide = array[part].astype(np.float32)
+    source, target = np.ascontiguousarray(array).reshape(-1), result.reshape(-1)
+    for first in range(0, source.size, _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        wide = source[part].astype(np.float32, copy=False)
         bits = wide.view(np.uint32)
-        is_nan = np.isnan(wide)
-        bits += 0x7FFF + ((bits >> 16) & 1)
-        bits >>= 16
-        result[part] = np.where(is_nan, 0x7FC0, bits)
+        rounded = bits >> 16
+        rounded &= 1
+        rounded += 0x7FFF
+        rounded += bits
+        rounded >>= 16
+        target[part] = rounded
+        if np.isnan(wide.max()):
+            target[part][np.isnan(wide)] = 0x7FC0
     return result

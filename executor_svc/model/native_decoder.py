@@ -59,12 +59,15 @@ class NativeDecoder:
         self.description = f"native engine, {engine.name}, {num_threads} threads, {dtype} weights"
         self.nanoseconds: np.ndarray | None = None  # per kind of operation, when someone wants to know
         self._keep: list[Any] = []  # what the tape points to
-        self._arena = Arena(engine, config, kind)
+        self._arena = Arena(engine, config, kind, num_threads)
         self._ops: list[native.Op] = []
         self._ropes = [
             [self._address(table) for table in rope_tables(rope, config.max_position)] for rope in config.ropes
         ]
-        self._build(source, progress)
+        try:
+            self._build(source, progress)
+        finally:
+            self._arena.close()
         source.finish()
         self._tape = (native.Op * len(self._ops))(*self._ops)
         self._buffers = (native.Buffer * NUM_BUFFERS)()
@@ -87,6 +90,7 @@ class NativeDecoder:
         )
         for index in range(config.num_layers):
             self._layer(source.layer(index), index, last=index + 1 == config.num_layers)
+            self._arena.settle()
             source.release()
             if progress is not None:
                 progress(index + 1, config.num_layers)

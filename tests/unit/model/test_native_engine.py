@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.backends import cpu
+from executor_svc.backends.select import make_backend
+from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettings
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.load import load_model
 from executor_svc.model.native_decoder import NativeDecoder
+from executor_svc.startup import Startup
 from tests.unit.model.support import Driver, Row, check_against, make_model, prompt
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -146,6 +150,29 @@ def test_without_a_compiler_torch_takes_over_and_says_so(tiny, monkeypatch):
     decoder = load_model(tiny[0], tiny[1], dtype="float32")
     assert "no C compiler found" in decoder.description
     check_against(tiny[2], Driver(decoder, tiny[1]).run(Row(prompt(9)), chunk=4, num_outputs=4))
+
+
+@pytest.mark.parametrize("fast_bf16", [False, True])
+@pytest.mark.parametrize("broken", ["no compiler", "a compiler that fails"])
+def test_int8_without_the_engine_is_called_what_it_is(tiny, monkeypatch, tmp_path, fast_bf16, broken):
+    if broken == "no compiler":
+        monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    else:
+        monkeypatch.setattr(native, "FLAGS", ("-no-such-flag",))
+    monkeypatch.setattr(native, "has_fast_bf16", lambda: fast_bf16)
+    monkeypatch.setattr(cpu, "cache_directory", lambda: tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr(Startup, "note", lambda self, line: said.append(line))
+    sizes = SizeSettings(num_blocks=8, block_size=4)
+    backend = make_backend(ExecutorConfig(tiny[0], BackendChoice.CPU, Dtype.INT8, sizes=sizes, threads=1), Startup())
+    kind = "bfloat16" if fast_bf16 else "float32"
+    assert backend.identity.dtype == backend.identity.kv_dtype == kind
+    assert backend._decoder.dtype == getattr(torch, kind)
+    (instead,) = [line for line in said if "needs the native engine" in line]
+    assert instead.startswith("int8 needs the native engine (")
+    assert instead.endswith(f"LlamaForCausalLM is computed in {kind}")
+    assert any(f" as {kind}; " in line for line in said)
+    assert not any("int8" in line for line in said if line != instead)
 
 
 def test_a_failing_compiler_is_reported(tiny, monkeypatch, tmp_path):
