@@ -129,12 +129,13 @@ PROBES = {
         heavy = {"torch", "transformers", "safetensors", "llguidance", "asyncio"}
         assert not heavy & set(sys.modules), heavy & set(sys.modules)
         """,
-    "serve and the scheduler import nothing that they need not": """
+    "serve, the scheduler and frontends import nothing that they need not": """
         import sys, scheduler_svc.supervisor.serve, scheduler_svc.models.store
         assert "numpy" not in sys.modules
         import subprocess
-        program = "import sys, scheduler_svc.process; assert 'asyncio' not in sys.modules"
-        assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+        for module, name in (("scheduler_svc.process", "asyncio"), ("scheduler_svc.frontend.__main__", "jinja2")):
+            program = f"import sys, {module}; assert {name!r} not in sys.modules"
+            assert subprocess.run([sys.executable, "-c", program]).returncode == 0
         """,
     "the command starts without anything heavy": """
         import sys, scheduler_svc.cli
