@@ -20,35 +20,33 @@ from benchmarks.config import quiet_threads
 quiet_threads()
 
 import numpy as np
-import torch
 
 from executor_svc.kv_cache import KVPool
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.load import load_model
+from executor_svc.model.elements import name_of
+from executor_svc.model.load import WeightType, load_model
 from executor_svc.model.native_decoder import NativeDecoder
 
-DTYPES: dict[str, Any] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": "int8"}
+DTYPES = ("bfloat16", "float32", "int8")
 
 
 class Bench:
     """One decoder, a pool of pages, and batches of rows that all have the same length."""
 
-    def __init__(self, path: Path, options: argparse.Namespace, dtype: str):
+    def __init__(self, path: Path, options: argparse.Namespace, dtype: WeightType):
         self.config = config = ModelConfig.from_directory(path)
         begin = time.perf_counter()
-        self.decoder = load_model(
-            path, config, dtype=DTYPES[dtype], num_threads=options.threads, use_native=not options.torch
-        )
+        self.decoder = load_model(path, config, dtype=dtype, num_threads=options.threads, use_native=not options.torch)
         self.load_s = time.perf_counter() - begin
         self.clock = time.thread_time if options.cpu_time else time.perf_counter
         self.size, self.context = options.block_size, options.context
         self.per_row = -(-max(self.context + 1, 512) // self.size)
         num_blocks = self.per_row * max(options.batches)
-        self.kv = KVPool(config, num_blocks, self.size, self.decoder.kv_dtype)
-        for pages in self.kv.layers:
-            for tensor in pages:
-                tensor.zero_()  # touched, as they are in a server that has been running
+        self.kv = KVPool(config, num_blocks, self.size, name_of(self.decoder.kv_dtype))
+        for pages in self.kv.pages:
+            for array in pages:
+                array.fill(0)  # touched, as they are in a server that has been running
         self.tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(-1, self.per_row)
 
     def batch(self, num_rows: int, num_computed: int, count: int) -> SimpleNamespace:

@@ -31,6 +31,8 @@ LIMITS: dict[str, Any] = {
 }
 # How long a step waits for a grammar that is being compiled. Longer than a frontend allows for the same work.
 COMPILE_LIMIT_S = 3.0
+# A tokenizer.json up to this size is loaded in two goes, each a small part of what the scheduler bears to hear nothing.
+SMALL_BYTES = 4 << 20
 MAX_KEPT = 64
 COMPILE_THREADS = 2
 
@@ -90,8 +92,10 @@ class PendingMask:
 class Grammars:
     """What constrained rows share: the tokenizer, compiled grammars, threads.
 
-    The tokenizer is 64 MB and half a second in which llguidance lets no other thread of Python run: no heartbeat.
-    So an executor that serves has called `load` before its hello; without that, the first row waits for it.
+    The tokenizer is 64 MB and half a second in which llguidance lets no other thread of Python run: no step, no
+    heartbeat. So nobody loads it on the way to ready, and yet before the first row wants it: `load_in` a moment. One
+    that would take seconds, and the executor be given up for dead, is loaded by `load`, before the hello. A row that
+    comes before it waits.
     """
 
     def __init__(self, model: Path | None, vocab_size: int):
@@ -105,16 +109,34 @@ class Grammars:
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def is_small(self) -> bool:
+        """May it be loaded while this executor serves?"""
+        try:
+            return self._path is None or self._path.stat().st_size <= SMALL_BYTES
+        except OSError:
+            return True
+
     def load(self) -> None:
         """Waits for the tokenizer. Never raises: without one, constraints are faults of their rows."""
-        if self._tokenizer is None:
-            self._tokenizer = self._masker.submit(self._load)
-        wait([self._tokenizer])
+        wait([self._loading()])
+
+    def load_in(self, delay_s: float) -> threading.Timer:
+        """Loads it later, on a thread; whoever ends before that cancels the timer."""
+        timer = threading.Timer(delay_s, self._loading)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _loading(self) -> "Future[Any]":
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._masker.submit(self._load)
+            return self._tokenizer
 
     def begin(self, grammar: str, end_ids: np.ndarray) -> RowConstraint:
         """Starts to compile. Never raises: what is wrong is found when the first mask is asked for."""
-        if self._tokenizer is None:
-            self._tokenizer = self._masker.submit(self._load)
+        self._loading()
         return RowConstraint(self._compilers.submit(self._compile, grammar), end_ids)
 
     def masks(self, asked: Sequence[tuple[RowConstraint, np.ndarray]]) -> list[PendingMask]:
@@ -132,7 +154,9 @@ class Grammars:
             raise RowFault("this executor has no llguidance, which constraints need") from None
         try:
             document = self._path.read_text("utf-8") if self._path is not None else ""
-            tokenizer = llguidance.LLTokenizer(document, n_vocab=self._vocab_size)
+            # Two calls instead of one: between them other threads run.
+            bare = llguidance.LLTokenizer(document, n_vocab=self._vocab_size, slices=[])
+            tokenizer = bare.with_slices(llguidance.LLTokenizer.general_slices())
         except (OSError, ValueError, RuntimeError):
             raise RowFault("this executor has no tokenizer.json that constraints could use") from None
         executor = llguidance.LLExecutor()

@@ -1,12 +1,17 @@
 """The paged KV cache: per layer, K and V for every block. Allocated once, never resized; knows nothing of sequences.
 
-layers[l] = (k, v), each [num_blocks, num_kv_heads, block_size, head_dim], contiguous
+pages[l] = (k, v), each [num_blocks, num_kv_heads, block_size, head_dim], contiguous; layers[l] the same as tensors
 """
 
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
+
+from executor_svc.model.elements import ITEM_BYTES, array_type
+
+if TYPE_CHECKING:
+    import torch
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 
@@ -25,10 +30,10 @@ class KVShape(Protocol):
 
 
 class KVPool:
-    def __init__(self, config: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype):
+    def __init__(self, config: KVShape, num_blocks: int, block_size: int, dtype: str):
+        """dtype: the name of a float type."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.dtype = dtype
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         size = num_blocks * self.bytes_per_block(config, block_size, dtype) // (2 * config.num_layers)
         stride = -(-size // ALIGNMENT) * ALIGNMENT
@@ -36,19 +41,26 @@ class KVPool:
         memory = np.zeros(stride * 2 * config.num_layers + ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % ALIGNMENT
 
-        def tensor(index: int) -> torch.Tensor:
+        def array(index: int) -> np.ndarray:
             begin = start + index * stride
-            return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(shape)
+            return memory[begin : begin + size].view(array_type(dtype)).reshape(shape)
 
-        self.layers = [(tensor(2 * layer), tensor(2 * layer + 1)) for layer in range(config.num_layers)]
+        self.pages = [(array(2 * layer), array(2 * layer + 1)) for layer in range(config.num_layers)]
+
+    @cached_property
+    def layers(self) -> "list[tuple[torch.Tensor, torch.Tensor]]":
+        """The same memory, for decoders that compute in torch."""
+        from executor_svc.model.tensors import tensors
+
+        return [(tensors(k), tensors(v)) for k, v in self.pages]
 
     @staticmethod
-    def bytes_per_block(config: KVShape, block_size: int, dtype: torch.dtype) -> int:
-        return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+    def bytes_per_block(config: KVShape, block_size: int, dtype: str) -> int:
+        return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * ITEM_BYTES[dtype]
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """int32 [N, 2] of (source, destination); no destination is another's source or destination."""
-        sources, destinations = torch.from_numpy(pairs.T.astype(np.int64))
-        for k, v in self.layers:
+        sources, destinations = pairs.T.astype(np.int64)
+        for k, v in self.pages:
             k[destinations] = k[sources]
             v[destinations] = v[sources]

@@ -19,6 +19,9 @@ from executor_svc.tracing import start_tracing
 from executor_svc.worker import Worker
 from protos.stepwire.wire.v1 import step_pb2
 
+# After the hello: by then frontends are ready too, where everything starts at once.
+GRAMMARS_AFTER_S = 1.0
+
 
 def serve(
     config: ExecutorConfig, settings: LinkSettings, ready_file: Path | None, trace_endpoint: str | None = None
@@ -30,7 +33,8 @@ def serve(
     startup = Startup()
     backend = make_backend(config, startup)
     grammars = Grammars(config.model, backend.geometry.vocab_size)
-    grammars.load()
+    if not grammars.is_small:
+        grammars.load()
     worker = Worker(backend, grammars, lambda _, result: metrics.step(result))
     traces = None
     if tracing is not None:
@@ -44,9 +48,11 @@ def serve(
         metrics.loaded()
         if ready_file is not None:
             write_ready_file(ready_file, backend)
+        later = grammars.load_in(GRAMMARS_AFTER_S)
         try:
             worker.serve(link)
         finally:
+            later.cancel()
             if tracing is not None and traces is not None:
                 traces.reset()
                 tracing.close()

@@ -1,10 +1,8 @@
 """The CPU backend: a real model, its KV pool and the sampler, glued. How the model computes is the model's business."""
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
-import torch
 
 from executor_svc.backends.base import AtOnce, StepOutput
 from executor_svc.backends.weights_report import report
@@ -16,7 +14,8 @@ from executor_svc.identity import fingerprint
 from executor_svc.kv_cache import KVPool
 from executor_svc.memory import available_memory
 from executor_svc.model.decoder import Decoder
-from executor_svc.model.load import WeightType, computed_type, load_model, read_model
+from executor_svc.model.elements import name_of
+from executor_svc.model.load import Choice, choose, load_chosen, read_model
 from executor_svc.race import Race, load_race
 from executor_svc.sampler import Sampler, score
 from executor_svc.startup import Startup
@@ -50,9 +49,7 @@ class CpuBackend(AtOnce):
         self._pool.copy_blocks(pairs)
 
     def run(self, batch: ForwardBatch) -> StepOutput:
-        with torch.inference_mode():
-            logits = self._decoder.forward(batch, self._pool)
-        wanted, scoring = logits.numpy(), batch.scoring
+        wanted, scoring = np.asarray(self._decoder.forward(batch, self._pool)), batch.scoring
         if scoring is None:
             return self._sampler.sample(wanted, batch.sampling)
         output = self._sampler.sample(wanted[scoring.others], batch.sampling)
@@ -62,57 +59,40 @@ class CpuBackend(AtOnce):
 def make_cpu(config: ExecutorConfig, startup: Startup) -> CpuBackend:
     assert config.model is not None
     num_threads = config.threads or available_cores()
-    torch.set_num_threads(num_threads)
     described = read_model(config.model)
-    dtype = computed_type(described, _type(config.dtype))
-    if config.dtype is Dtype.INT8 and dtype != "int8":
-        startup.note(f"int8 is for our own decoders: {described.architecture} is computed in {_name(dtype)}")
     if config.kv_dtype is not KVDtype.AUTO:
         raise StartupError(f"--kv-dtype {config.kv_dtype} is not offered by the cpu backend: leave it at auto")
-    startup.note(report(config.model, described, dtype, available_memory(), "memory"))
+    cache_dir = cache_directory() / "native"
+    chosen = choose(described, config.dtype.value, num_threads=num_threads, cache_dir=cache_dir, notice=startup.note)
+    if chosen.dtype != config.dtype and config.dtype is not Dtype.AUTO:
+        startup.note(_instead(config.dtype, described.architecture, chosen))
+    startup.note(report(config.model, described, chosen.dtype, available_memory(), "memory"))
     with startup.phase("loading weights"):
-        decoder = load_model(
-            config.model,
-            described,
-            dtype=dtype,
-            progress=startup.progress("loading weights: layer"),
-            num_threads=num_threads,
-            cache_dir=cache_directory() / "native",
-            notice=startup.note,
-        )
+        decoder = load_chosen(config.model, described, chosen, startup.progress("loading weights: layer"))
     startup.note(decoder.description)
-    model = decoder.config
+    model, kv_dtype = decoder.config, name_of(decoder.kv_dtype)
     geometry = size_pool(
         config.sizes,
         CPU_DEFAULTS,
-        block_bytes=lambda block_size: KVPool.bytes_per_block(model, block_size, decoder.kv_dtype),
+        block_bytes=lambda block_size: KVPool.bytes_per_block(model, block_size, kv_dtype),
         memory=Memory(available_memory()),
         max_position=model.max_position,
         vocab_size=model.vocab_size,
         notice=startup.note,
     )
-    pool = KVPool(model, geometry.num_blocks, geometry.block_size, decoder.kv_dtype)
-    used = geometry.num_blocks * KVPool.bytes_per_block(model, geometry.block_size, decoder.kv_dtype)
+    pool = KVPool(model, geometry.num_blocks, geometry.block_size, kv_dtype)
+    used = geometry.num_blocks * KVPool.bytes_per_block(model, geometry.block_size, kv_dtype)
     startup.note(f"KV cache {show_bytes(used)} for {geometry.num_blocks * geometry.block_size} tokens")
     identity = step_pb2.ModelIdentity(
         architecture=model.architecture,
-        dtype=_name(dtype),
-        kv_dtype=_name(decoder.kv_dtype),
+        dtype=chosen.dtype,
+        kv_dtype=kv_dtype,
         fingerprint=fingerprint(config.model),
     )
-    race = load_race(cache_directory() / "native", geometry.vocab_size, num_threads, startup.note)
+    race = load_race(cache_dir, geometry.vocab_size, num_threads, startup.note)
     return CpuBackend(decoder, pool, geometry, identity, race)
 
 
-def _type(choice: Dtype) -> WeightType | Literal["auto"]:
-    match choice:
-        case Dtype.AUTO:
-            return "auto"
-        case Dtype.INT8:
-            return "int8"
-        case _:
-            return getattr(torch, choice.value)
-
-
-def _name(dtype: WeightType) -> str:
-    return str(dtype).removeprefix("torch.")
+def _instead(asked: Dtype, architecture: str, chosen: Choice) -> str:
+    """What the operator is told who asked for a type and gets another."""
+    return f"{asked} needs the native engine ({chosen.engine}): {architecture} is computed in {chosen.dtype}"

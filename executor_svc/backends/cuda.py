@@ -36,6 +36,7 @@ from executor_svc.graphs import GraphKey, GraphTable
 from executor_svc.identity import fingerprint
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.elements import name_of
 from executor_svc.model.weights import WeightSource
 from executor_svc.scoring import Scoring
 from executor_svc.startup import Startup
@@ -291,7 +292,7 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
     where = torch.device("cuda")
     model = ModelConfig.from_directory(config.model)
     dtype, kv_dtype = resolve_types(config.dtype, config.kv_dtype, torch.cuda.get_device_capability())
-    startup.note(report(config.model, model, dtype, torch.cuda.mem_get_info()[0], "device memory"))
+    startup.note(report(config.model, model, name_of(dtype), torch.cuda.mem_get_info()[0], "device memory"))
     with startup.phase("loading weights"):
         source, progress = WeightSource(Checkpoint(config.model), model), startup.progress("loading weights: layer")
         decoder = TritonDecoder(source, dtype=dtype, device=where, progress=progress)
@@ -313,8 +314,8 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
     kv = make_kv(model, geometry, kv_dtype, where)
     identity = step_pb2.ModelIdentity(
         architecture=model.architecture,
-        dtype=_name(dtype),
-        kv_dtype=_name(kv_dtype),
+        dtype=name_of(dtype),
+        kv_dtype=name_of(kv_dtype),
         fingerprint=fingerprint(config.model),
     )
     backend = CudaBackend(decoder, kv, geometry, identity, torch.cuda.get_device_name())
@@ -342,7 +343,3 @@ def resolve_types(dtype: Dtype, kv: KVDtype, capability: tuple[int, int]) -> tup
 def _run_widest(decoder: TritonDecoder, draft: step_pb2.Geometry, kv_dtype: torch.dtype) -> None:
     kv = make_kv(decoder.config, draft, kv_dtype, decoder.device)
     CudaBackend(decoder, kv, draft, step_pb2.ModelIdentity(), "").run(widest_batch(draft))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

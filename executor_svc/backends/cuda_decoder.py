@@ -12,6 +12,7 @@ from executor_svc.backends.cuda_step import StepTensors
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.layers import Experts, PlainLinear
 from executor_svc.model.rope import rope_tables
+from executor_svc.model.tensors import tensors
 from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource
 from kernels.attention_decode import DecodeWorkspace, decode_attention
 from kernels.attention_prefill import prefill_attention
@@ -51,15 +52,16 @@ class TritonDecoder:
             bias = None if weights.bias is None else weights.bias.to(device)
             return PlainLinear(LinearWeights(weights.weight.to(device), bias), dtype)
 
-        self.embedding = source.embedding().to(device, dtype)
-        self.final_norm = source.final_norm().to(device)
-        self.ropes = [torch.cat(rope_tables(rope, config.max_position), 1).to(device) for rope in config.ropes]
+        self.embedding = tensors(source.embedding()).to(device, dtype)
+        self.final_norm = tensors(source.final_norm()).to(device)
+        tables = [tensors(list(rope_tables(rope, config.max_position))) for rope in config.ropes]
+        self.ropes = [torch.cat(pair, 1).to(device) for pair in tables]
         self.layers: list[_Layer] = []
         for index in range(config.num_layers):
-            self.layers.append(_Layer(source.layer(index), make, self, index))
+            self.layers.append(_Layer(tensors(source.layer(index)), make, self, index))
             if progress is not None:
                 progress(index + 1, config.num_layers)
-        self.head = make(source.head())
+        self.head = make(tensors(source.head()))
         source.finish()
 
     @property

@@ -1,6 +1,9 @@
 """Which backend, by name or by what the machine has. Imports torch only where a backend needs it."""
 
+import ctypes
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 from executor_svc.backends.base import Backend
 from executor_svc.backends.injected_fault import InjectedFault
@@ -13,6 +16,8 @@ from executor_svc.memory import available_memory
 from executor_svc.startup import Startup
 from protos.stepwire.wire.v1 import step_pb2
 
+NVIDIA_DRIVER = "libcuda.so.1"
+AMD_DEVICE = Path("/dev/kfd")
 SIMULATED_DEFAULTS = Defaults(block_size=16, max_num_seqs=256, max_num_batched_tokens=2048)
 SIMULATED_NUM_BLOCKS = 8192
 SIMULATED_MAX_POSITION = 8192
@@ -28,20 +33,36 @@ def make_backend(config: ExecutorConfig, startup: Startup) -> Backend:
         raise StartupError(f"--backend {choice} needs --model DIR, a directory with config.json and safetensors")
     if not config.model.is_dir():
         raise StartupError(f"--model {config.model} is not a directory")
-    try:
-        import torch
-    except ImportError:
+    if find_spec("torch") is None:
         raise StartupError(
             "the cpu and cuda backends need torch: install stepwire[executor], or use --backend simulated"
-        ) from None
+        )
     if choice is BackendChoice.AUTO:
-        choice = BackendChoice.CUDA if torch.cuda.is_available() else BackendChoice.CPU
+        choice = BackendChoice.CUDA if _has_gpu() else BackendChoice.CPU
         startup.note(f"backend {choice}")
     if choice is BackendChoice.CUDA:
         return _make_cuda(config, startup)
     from executor_svc.backends.cpu import make_cpu
 
     return make_cpu(config, startup)
+
+
+def _has_gpu() -> bool:
+    """As torch says, which is asked only where a driver is: importing it takes longer than the rest of a start."""
+    if not _has_driver():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _has_driver() -> bool:
+    """Without NVIDIA's library, or AMD's device, torch finds no GPU."""
+    try:
+        ctypes.CDLL(NVIDIA_DRIVER)
+    except OSError:
+        return AMD_DEVICE.exists()
+    return True
 
 
 def _make_cuda(config: ExecutorConfig, startup: Startup) -> Backend:

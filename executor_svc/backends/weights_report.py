@@ -3,33 +3,31 @@
 from pathlib import Path
 
 from executor_svc.geometry import show_bytes
-from executor_svc.model.borrowed import Description, num_stored
+from executor_svc.model.borrowed import Description
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.load import WeightType
+from executor_svc.model.elements import ITEM_BYTES
 
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
-def report(path: Path, config: ModelConfig | Description, dtype: WeightType, free: int, where: str) -> str:
-    """One line; reads headers alone. `free` bytes of `where` are there for weights and KV cache together."""
+def report(path: Path, config: ModelConfig | Description, dtype: str, free: int, where: str) -> str:
+    """One line; reads headers alone. `dtype` is the name of a type; `free` bytes of `where` are there for weights and
+    KV cache together."""
     checkpoint = Checkpoint(path)
     stored = _main_type(checkpoint) if config.quantised is None else config.quantised.summary
-    name = str(dtype).removeprefix("torch.")
     if isinstance(config, Description):  # its parameters are those of the checkpoint
+        from executor_svc.model.borrowed.load import num_stored
+
         parameters = num_stored(checkpoint, config.quantised)
-        size = parameters * _item_bytes(dtype)
+        size = parameters * ITEM_BYTES[dtype]
     else:
         parameters = num_parameters(config)
-        size = weight_bytes(config, _item_bytes(dtype))
+        size = weight_bytes(config, ITEM_BYTES[dtype])
     return (
         f"{parameters / 1e6:,.0f} M parameters: {show_bytes(checkpoint.num_bytes)} on disk"
-        f" ({stored}), {show_bytes(size)} as {name}; {show_bytes(free)} of {where} are free"
+        f" ({stored}), {show_bytes(size)} as {dtype}; {show_bytes(free)} of {where} are free"
     )
-
-
-def _item_bytes(dtype: WeightType) -> int:
-    return 1 if dtype == "int8" else dtype.itemsize
 
 
 def num_parameters(config: ModelConfig) -> int:

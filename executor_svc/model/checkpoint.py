@@ -5,20 +5,25 @@ ranges of the header and the size of the file, so no number of a hostile or trun
 """
 
 import json
+import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+import numpy as np
 
 from executor_svc.errors import StartupError
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_HEADER_BYTES = 100 << 20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_ARRAYS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # elements.py says why
 INT32 = frozenset({"I32"})
 FLOAT8 = frozenset({"F8_E4M3"})
 
@@ -30,6 +35,7 @@ class TensorEntry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    begin: int  # in the file
     num_bytes: int
 
 
@@ -41,7 +47,8 @@ class Checkpoint:
         self.entries: dict[str, TensorEntry] = {}
         for file in _shards(self.directory):
             self.entries.update(_read_header(file))
-        self._files: dict[Path, safe_open] = {}
+        self._files: dict[Path, Any] = {}  # safe_open
+        self._maps: dict[Path, mmap.mmap] = {}
         self._taken: set[str] = set()
 
     @property
@@ -66,8 +73,35 @@ class Checkpoint:
         """Has somebody asked for tensor `name`?"""
         return name in self._taken
 
-    def take(self, name: str, shape: tuple[int, ...], kinds: frozenset[str] = FLOATS) -> torch.Tensor:
+    def take(self, name: str, shape: tuple[int, ...], kinds: frozenset[str] = FLOATS) -> "torch.Tensor":
         """Tensor `name` as stored, which must have exactly `shape` and one of the types `kinds`."""
+        from safetensors import SafetensorError, safe_open
+
+        entry = self._taken_entry(name, shape, kinds)
+        try:
+            if entry.file not in self._files:
+                self._files[entry.file] = safe_open(entry.file, framework="pt")
+            return self._files[entry.file].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise _unreadable(name, entry, error) from None
+
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Floating-point tensor `name`, which must have exactly `shape`: the mapping of its file, read-only."""
+        entry = self._taken_entry(name, shape, FLOATS)
+        kind = np.dtype(_ARRAYS[entry.dtype])
+        try:
+            if entry.file not in self._maps:
+                with entry.file.open("rb") as stream:
+                    self._maps[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            octets = np.frombuffer(self._maps[entry.file], np.uint8, entry.num_bytes, entry.begin)
+        except (OSError, ValueError) as error:
+            raise _unreadable(name, entry, error) from None
+        # A header of any length may stand before it, and the engine reads whole elements.
+        if entry.begin % kind.itemsize:
+            octets = octets.copy()
+        return octets.view(kind).reshape(shape)
+
+    def _taken_entry(self, name: str, shape: tuple[int, ...], kinds: frozenset[str]) -> TensorEntry:
         found = self.shape(name)
         entry = self.entries[name]
         if found != shape:
@@ -79,12 +113,7 @@ class Checkpoint:
             expected = "" if kinds is FLOATS else f" {' or '.join(sorted(kinds))}"
             raise StartupError(f"{entry.file}: tensor {name!r} is stored as {entry.dtype}, {explained}{expected}")
         self._taken.add(name)
-        try:
-            if entry.file not in self._files:
-                self._files[entry.file] = safe_open(entry.file, framework="pt")
-            return self._files[entry.file].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise StartupError(f"{entry.file}: tensor {name!r} cannot be read: {error}") from None
+        return entry
 
     def require_all_taken(self, may_ignore: Callable[[str], bool]) -> None:
         """A tensor nobody asked for means the model is not the one its config names."""
@@ -98,6 +127,11 @@ class Checkpoint:
     def close(self) -> None:
         """Let go of the files."""
         self._files.clear()
+        self._maps.clear()
+
+
+def _unreadable(name: str, entry: TensorEntry, error: Exception) -> StartupError:
+    return StartupError(f"{entry.file}: tensor {name!r} cannot be read: {error}")
 
 
 def _shards(directory: Path) -> list[Path]:
@@ -129,8 +163,13 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
                 raise StartupError(f"{file} is truncated or not a safetensors file")
             header = json.loads(stream.read(length))
-        entries = {name: _entry(file, name, item) for name, item in header.items() if name != "__metadata__"}
-        end = max((item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"), default=0)
+        tensors = {name: item for name, item in header.items() if name != "__metadata__"}
+        entries = {name: _entry(file, name, item, 8 + length) for name, item in tensors.items()}
+        end = 0
+        for begin, following in sorted(item["data_offsets"] for item in tensors.values()):
+            if begin != end:
+                raise ValueError("tensors that overlap, or leave a gap")
+            end = following
     except OSError as error:
         raise StartupError(f"{file} cannot be read: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -142,7 +181,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _entry(file: Path, name: str, item: dict) -> TensorEntry:
+def _entry(file: Path, name: str, item: dict, data_begin: int) -> TensorEntry:
     shape = tuple(item["shape"])
     begin, end = item["data_offsets"]
     if item["dtype"] not in _ITEM_BYTES:
@@ -154,4 +193,4 @@ def _entry(file: Path, name: str, item: dict) -> TensorEntry:
         num_bytes *= extent
     if begin < 0 or end - begin != num_bytes:
         raise ValueError(f"byte range of {name!r}")
-    return TensorEntry(file, item["dtype"], shape, num_bytes)
+    return TensorEntry(file, item["dtype"], shape, data_begin + begin, num_bytes)

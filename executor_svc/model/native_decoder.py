@@ -8,10 +8,10 @@ import ctypes
 from typing import Any
 
 import numpy as np
-import torch
 
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.elements import BITS_OF_BFLOAT16, array_type, as_bfloat16, widened
 from executor_svc.model.native import ADD, BF16, F32, GLU, I16, INT8, STORE, Engine
 from executor_svc.model.native_weights import Arena, PackedLinear, kind_of, padded_bytes
 from executor_svc.model.rope import rope_tables
@@ -54,17 +54,20 @@ class NativeDecoder:
         self.activations = BF16 if kind != F32 and engine.pairs else F32
         self.factors = I16 if kind == INT8 and not engine.pairs else self.activations
         self.kv_kind = F32 if kind == F32 else BF16
-        self.kv_dtype = torch.bfloat16 if self.kv_kind == BF16 else torch.float32
+        self.kv_dtype = "bfloat16" if self.kv_kind == BF16 else "float32"
         dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[kind]
         self.description = f"native engine, {engine.name}, {num_threads} threads, {dtype} weights"
         self.nanoseconds: np.ndarray | None = None  # per kind of operation, when someone wants to know
         self._keep: list[Any] = []  # what the tape points to
-        self._arena = Arena(engine, config, kind)
+        self._arena = Arena(engine, config, kind, num_threads)
         self._ops: list[native.Op] = []
         self._ropes = [
-            [self._address(t.contiguous().numpy()) for t in rope_tables(r, config.max_position)] for r in config.ropes
+            [self._address(table) for table in rope_tables(rope, config.max_position)] for rope in config.ropes
         ]
-        self._build(source, progress)
+        try:
+            self._build(source, progress)
+        finally:
+            self._arena.close()
         source.finish()
         self._tape = (native.Op * len(self._ops))(*self._ops)
         self._buffers = (native.Buffer * NUM_BUFFERS)()
@@ -81,12 +84,13 @@ class NativeDecoder:
             native.EMBED,
             target=RESIDUAL,
             kind=kind_of(embedding.dtype),
-            weight=embedding.data_ptr(),
+            weight=embedding.ctypes.data,
             n=config.hidden_size,
             factor=config.embedding_scale,
         )
         for index in range(config.num_layers):
             self._layer(source.layer(index), index, last=index + 1 == config.num_layers)
+            self._arena.settle()
             source.release()
             if progress is not None:
                 progress(index + 1, config.num_layers)
@@ -137,9 +141,7 @@ class NativeDecoder:
         self._linear(gate_up, HIDDEN, GATED, GLU, few=int(last), activation=activation, target_kind=self.activations)
         self._branch_end(self._arena.pack(weights.down), GATED, residual, weights.mlp_out, few=int(last))
 
-    def _branch_end(
-        self, linear: PackedLinear, source: int, residual: int, norm: torch.Tensor | None, few: int
-    ) -> None:
+    def _branch_end(self, linear: PackedLinear, source: int, residual: int, norm: np.ndarray | None, few: int) -> None:
         """Project, norm where the family does, add to the residual stream."""
         scale = self.config.residual_scale
         if self.factors == I16:
@@ -168,7 +170,7 @@ class NativeDecoder:
             few=few,
         )
 
-    def _norm(self, source: int, weight: torch.Tensor | None, few: int = 0) -> None:
+    def _norm(self, source: int, weight: np.ndarray | None, few: int = 0) -> None:
         self._op(
             native.NORM,
             source=source,
@@ -199,15 +201,15 @@ class NativeDecoder:
     def _op(self, code: int, **fields: Any) -> None:
         self._ops.append(native.Op(code=code, epsilon=self.config.norm_eps, **({"factor": 1.0} | fields)))
 
-    def _own(self, embedding: torch.Tensor) -> torch.Tensor:
+    def _own(self, embedding: np.ndarray) -> np.ndarray:
         """A copy that keeps no file open, in two bytes where the weights have no more than that."""
-        wide = self.kind == F32 and embedding.dtype != torch.bfloat16
-        copy = embedding.to(torch.float32 if wide else torch.bfloat16, copy=True).contiguous()
+        wide = self.kind == F32 and embedding.dtype != BITS_OF_BFLOAT16
+        copy = widened(embedding) if wide else as_bfloat16(embedding)
         self._keep.append(copy)
         return copy
 
-    def _parameter(self, weight: torch.Tensor | None) -> int | None:
-        return None if weight is None else self._address(weight.to(torch.float32, copy=True).contiguous().numpy())
+    def _parameter(self, weight: np.ndarray | None) -> int | None:
+        return None if weight is None else self._address(widened(weight))
 
     def _address(self, array: np.ndarray | None) -> int | None:
         if array is None:
@@ -217,7 +219,7 @@ class NativeDecoder:
 
     # -- running it -------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any, kv: Any) -> torch.Tensor:
+    def forward(self, batch: Any, kv: Any) -> np.ndarray:
         """Float32 logits [len(batch.logits_index), vocab_size], valid until the next call."""
         num_tokens, num_logits = int(batch.num_tokens), len(batch.logits_index)
         self._reserve(num_tokens, num_logits)
@@ -240,7 +242,7 @@ class NativeDecoder:
         wrong = self.engine.library.engine_run(ctypes.addressof(step), ctypes.addressof(self._tape), len(self._tape))
         if wrong:
             raise AssertionError(f"the batch's {wrong.decode()} is out of range")
-        return self._logits[:num_logits] if num_logits else torch.empty(0, config.vocab_size)
+        return self._logits[:num_logits] if num_logits else np.empty((0, config.vocab_size), np.float32)
 
     def _see(self, kv: Any) -> None:
         """Note the addresses of the pages, once per pool."""
@@ -248,13 +250,13 @@ class NativeDecoder:
             return
         config = self.config
         shape = (kv.num_blocks, config.num_kv_heads, kv.block_size, config.head_dim)
-        for pages in kv.layers:
-            for tensor in pages:
-                assert tensor.shape == shape
-                assert tensor.dtype == self.kv_dtype
-                assert tensor.is_contiguous()
+        for pages in kv.pages:
+            for array in pages:
+                assert array.shape == shape
+                assert array.dtype == array_type(self.kv_dtype)
+                assert array.flags.c_contiguous
         pointers = [
-            (ctypes.c_void_p * config.num_layers)(*(pages[i].data_ptr() for pages in kv.layers)) for i in (0, 1)
+            (ctypes.c_void_p * config.num_layers)(*(pages[i].ctypes.data for pages in kv.pages)) for i in (0, 1)
         ]
         self._pointers, self._kv = pointers, kv
         self._step = native.Step(
@@ -284,8 +286,8 @@ class NativeDecoder:
                 self._buffers[index] = native.Buffer(-(-memory.ctypes.data // 64) * 64, row_bytes)
         if num_logits > self._logits_capacity:
             self._logits_capacity = -(-num_logits // ROWS) * ROWS
-            self._logits = torch.empty(self._logits_capacity, self.config.vocab_size)
-            self._buffers[LOGITS] = native.Buffer(self._logits.data_ptr(), self.config.vocab_size * 4)
+            self._logits = np.empty((self._logits_capacity, self.config.vocab_size), np.float32)
+            self._buffers[LOGITS] = native.Buffer(self._logits.ctypes.data, self.config.vocab_size * 4)
 
     def _row_bytes(self) -> dict[int, int]:
         config, activations = self.config, self.activations

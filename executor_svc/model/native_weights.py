@@ -1,22 +1,27 @@
-"""Weights in the native engine's form: panels of sixteen outputs, in one arena of huge pages."""
+"""Weights in the native engine's form: panels of sixteen outputs, in one arena of huge pages.
+
+They are packed on threads, a piece at a time: an address is known at once, what lies there after `settle`.
+"""
 
 import ctypes
 import mmap
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.elements import BITS_OF_BFLOAT16, widened
 from executor_svc.model.native import BF16, F16, F32, I16, INT8, Engine
 from executor_svc.model.weights import LinearWeights
 
 PANEL, PAIR = 16, 32
 _HUGE_PAGE = 2 << 20
-_KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
+_PIECE = 1 << 20  # elements that a thread packs at once
+_KINDS = {np.dtype(np.float32): F32, BITS_OF_BFLOAT16: BF16, np.dtype(np.float16): F16}
 
 
-def kind_of(dtype: torch.dtype) -> int:
+def kind_of(dtype: np.dtype) -> int:
     """The engine's number for an element type."""
     return _KINDS[dtype]
 
@@ -53,7 +58,9 @@ class PackedLinear:
 class Arena:
     """All packed weights of a model, in one mapping."""
 
-    def __init__(self, engine: Engine, config: ModelConfig, kind: int):
+    def __init__(self, engine: Engine, config: ModelConfig, kind: int, num_threads: int = 1):
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="pack")
+        self._pieces: list[Future[None]] = []
         self.engine, self.kind = engine, kind
         gate_up = 2 * _round_up(config.intermediate_size, PANEL)
         per_layer = (
@@ -81,6 +88,17 @@ class Arena:
         parts = [LinearWeights(weights.weight[:half], biases[0]), LinearWeights(weights.weight[half:], biases[1])]
         return self._pack(parts)
 
+    def settle(self) -> None:
+        """Waits until everything is packed; what it was packed from is no longer held."""
+        for piece in self._pieces:
+            piece.result()
+        self._pieces.clear()
+
+    def close(self) -> None:
+        """Nothing more will be packed."""
+        self.settle()
+        self._threads.shutdown()
+
     def _pack(self, parts: list[LinearWeights]) -> PackedLinear:
         outputs, k = parts[0].weight.shape
         every = len(parts)
@@ -99,20 +117,28 @@ class Arena:
         return packed
 
     def _pack_part(self, packed: PackedLinear, part: LinearWeights, first: int, every: int) -> None:
-        weight = part.weight if part.weight.dtype in (torch.float32, torch.bfloat16) else part.weight.float()
-        weight = weight.contiguous()
+        """Panel p of `part` becomes panel first + p * every."""
+        outputs, k = part.weight.shape
+        panels = max(1, _PIECE // (PANEL * k))
+        for panel in range(0, -(-outputs // PANEL), panels):
+            rows = part.weight[panel * PANEL : (panel + panels) * PANEL]
+            self._pieces.append(self._threads.submit(self._pack_rows, packed, rows, first + panel * every, every))
+        if packed.bias is not None and part.bias is not None:
+            padded = np.zeros(_round_up(outputs, PANEL), np.float32)
+            padded[:outputs] = widened(part.bias)
+            packed.bias[: every * padded.size].reshape(-1, every, PANEL)[:, first] = padded.reshape(-1, PANEL)
+
+    def _pack_rows(self, packed: PackedLinear, rows: np.ndarray, first: int, every: int) -> None:
+        weight = rows if rows.dtype in (np.float32, BITS_OF_BFLOAT16) else widened(rows)
+        weight = np.ascontiguousarray(weight)
         outputs, k = weight.shape
         i64 = ctypes.c_int64
-        common = (ctypes.c_void_p(weight.data_ptr()), ctypes.c_int(kind_of(weight.dtype)), i64(outputs), i64(k))
+        common = (ctypes.c_void_p(weight.ctypes.data), ctypes.c_int(kind_of(weight.dtype)), i64(outputs), i64(k))
         place = (i64(first), i64(every), ctypes.c_void_p(packed.weight))
         if packed.scale is not None:
             self.engine.library.pack_weight_int8(*common, *place, ctypes.c_void_p(packed.scale.ctypes.data))
         else:
             self.engine.library.pack_weight(*common, ctypes.c_int(self.kind), *place)
-        if packed.bias is not None and part.bias is not None:
-            padded = np.zeros(_round_up(outputs, PANEL), np.float32)
-            padded[:outputs] = part.bias.float().numpy()
-            packed.bias[: every * padded.size].reshape(-1, every, PANEL)[:, first] = padded.reshape(-1, PANEL)
 
     def _take(self, num_bytes: int) -> int:
         address = self._next

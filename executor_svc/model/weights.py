@@ -2,26 +2,31 @@
 
 `WeightSource` gives them layer by layer (projections fused, biases zero-filled, norm offsets added), whatever the
 checkpoint calls them. It knows no decoder. Nothing is ever unpickled and no code of the model's directory runs.
+
+Parameters are numpy arrays, bfloat16 as elements.py says; tensors.py makes tensors of them where torch computes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 
 from executor_svc.errors import StartupError
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.elements import widened
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
+Parameter = Any  # np.ndarray, or torch.Tensor after `tensors`
 
 
 @dataclass
 class LinearWeights:
     """y = x @ weight.T + bias; weight is [outputs, inputs] in the type it has on disk, or dequantised to float32."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
+    weight: Parameter
+    bias: Parameter | None = None
 
 
 @dataclass
@@ -37,12 +42,12 @@ class ExpertWeights:
 class LayerWeights:
     """One layer; norms are float32 and None where the family has none."""
 
-    attention_in: torch.Tensor | None
-    attention_out: torch.Tensor | None
-    mlp_in: torch.Tensor | None
-    mlp_out: torch.Tensor | None
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    attention_in: Parameter | None
+    attention_out: Parameter | None
+    mlp_in: Parameter | None
+    mlp_out: Parameter | None
+    q_norm: Parameter | None
+    k_norm: Parameter | None
     qkv: LinearWeights  # outputs: queries, keys, values
     output: LinearWeights
     gate_up: LinearWeights | None  # outputs: gate, up
@@ -64,10 +69,10 @@ class WeightSource:
                 f"{checkpoint.directory}: {self.num_embeddings} embeddings for a vocab_size of {config.vocab_size}"
             )
 
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Parameter:
         """[vocab_size, hidden_size]; padding rows past the vocabulary are cut off."""
         shape = (self.num_embeddings, self.config.hidden_size)
-        return self.checkpoint.take(f"{self.prefix}embed_tokens.weight", shape)[: self.config.vocab_size]
+        return self.checkpoint.array(f"{self.prefix}embed_tokens.weight", shape)[: self.config.vocab_size]
 
     def head(self) -> LinearWeights:
         """The language-model head: its own tensor, or the embedding where they are tied."""
@@ -86,7 +91,7 @@ class WeightSource:
             )
         return LinearWeights(self._weight(name, found, self.config.hidden_size)[: self.config.vocab_size])
 
-    def final_norm(self) -> torch.Tensor:
+    def final_norm(self) -> Parameter:
         """Weight of the norm before the head."""
         return self._norm(f"{self.prefix}norm.weight", self.config.hidden_size)
 
@@ -154,7 +159,7 @@ class WeightSource:
     def _linear(self, name: str, outputs: int, inputs: int) -> LinearWeights:
         weight = self._weight(name, outputs, inputs)
         has_bias = f"{name}.bias" in self.checkpoint
-        return LinearWeights(weight, self.checkpoint.take(f"{name}.bias", (outputs,)) if has_bias else None)
+        return LinearWeights(weight, self.checkpoint.array(f"{name}.bias", (outputs,)) if has_bias else None)
 
     def _num_outputs(self, name: str) -> int | None:
         """Rows of a linear layer's weight, None where the checkpoint has no such layer."""
@@ -164,14 +169,14 @@ class WeightSource:
         plain = f"{name}.weight"
         return next(iter(self.checkpoint.shape(plain)), 0) if plain in self.checkpoint else None
 
-    def _weight(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
+    def _weight(self, name: str, outputs: int, inputs: int) -> np.ndarray:
         """[outputs, inputs], dequantised where need be."""
         if self.quantised is not None and self.quantised.shape(name, self.checkpoint) is not None:
-            return self.quantised.weight(name, self.checkpoint, (outputs, inputs))
-        return self.checkpoint.take(f"{name}.weight", (outputs, inputs))
+            return self.quantised.weight(name, self.checkpoint, (outputs, inputs)).contiguous().numpy()
+        return self.checkpoint.array(f"{name}.weight", (outputs, inputs))
 
-    def _norm(self, name: str, size: int) -> torch.Tensor:
-        return self.checkpoint.take(name, (size,)).float() + self.config.family.norm_offset
+    def _norm(self, name: str, size: int) -> np.ndarray:
+        return widened(self.checkpoint.array(name, (size,))) + np.float32(self.config.family.norm_offset)
 
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
@@ -180,9 +185,15 @@ _IGNORED = ("rotary_emb.inv_freq", "lm_head.", "vision_tower.", "multi_modal_pro
 
 
 def fuse(parts: list[LinearWeights]) -> LinearWeights:
-    """Several projections of the same input as one."""
-    weight = torch.cat([part.weight for part in parts])
+    """Several projections of the same input as one; where their types differ, in float32."""
+    weight = _joined([part.weight for part in parts])
     if all(part.bias is None for part in parts):
         return LinearWeights(weight)
-    biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
-    return LinearWeights(weight, torch.cat(biases))
+    biases = [np.zeros(len(part.weight), part.weight.dtype) if part.bias is None else part.bias for part in parts]
+    return LinearWeights(weight, _joined(biases))
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    if len({array.dtype for array in arrays}) > 1:
+        arrays = [widened(array) for array in arrays]
+    return np.concatenate(arrays)

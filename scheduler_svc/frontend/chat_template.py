@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_svc.errors import InvalidArgument, Unimplemented
-from scheduler_svc.frontend import template_worker
 from scheduler_svc.frontend.child import Child
 from scheduler_svc.frontend.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
+
+WORKER = Path(__file__).with_name("template_worker.py")
 
 CPU_LIMIT_S = 0.5
 WALL_LIMIT_S = 5.0
@@ -178,7 +179,7 @@ class _Worker(Child):
     """template_worker.py with a template in it."""
 
     def __init__(self, source: str):
-        super().__init__(Path(template_worker.__file__))
+        super().__init__(WORKER)
         setup = {"template": source, "cpu_s": CPU_LIMIT_S, "memory_bytes": MEMORY_LIMIT_BYTES}
         answer = self.ask(setup, START_LIMIT_S)
         if "variables" not in answer:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import zmq
 import zmq.auth
-import zmq.auth.thread
 
 from scheduler_svc.errors import StartupError
 from scheduler_svc.watched import Watched
@@ -60,6 +59,9 @@ class Authenticator:
     """Answers libzmq's questions about who connects, in a thread of its own, for one context."""
 
     def __init__(self, context: zmq.Context, allowed: AllowList):
+        # Imports asyncio; a scheduler without CURVE does without both.
+        import zmq.auth.thread
+
         self._thread = zmq.auth.thread.ThreadAuthenticator(context)
         self._thread.start()
         self._thread.configure_curve_callback(DOMAIN, allowed)

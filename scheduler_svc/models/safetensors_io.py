@@ -13,10 +13,12 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from scheduler_svc.errors import StartupError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1}
 MAX_HEADER_BYTES = 100_000_000
@@ -29,7 +31,7 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    chunks: Callable[[], Iterable[np.ndarray]]
+    chunks: "Callable[[], Iterable[np.ndarray]]"
 
     @property
     def num_bytes(self) -> int:
@@ -38,6 +40,9 @@ class TensorSpec:
 
 def write_safetensors(path: Path, tensors: list[TensorSpec], advance: Callable[[int], None]) -> str:
     """Writes and flushes to disk; returns the file's sha256. `advance` hears of each chunk's bytes."""
+    # Serve asks this module about a model at every start, and writes one once.
+    import numpy as np
+
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:

@@ -124,6 +124,19 @@ PROBES = {
         assert pathlib.Path(kernels.__path__[0]).resolve() == pathlib.Path("kernels").resolve(), kernels.__path__
         assert not transformers.utils.is_kernels_available()
         """,
+    "an executor on the native engine starts without torch": """
+        import sys, executor_svc.__main__, executor_svc.serve, executor_svc.backends.cpu
+        heavy = {"torch", "transformers", "safetensors", "llguidance", "asyncio"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        """,
+    "serve, the scheduler and frontends import nothing that they need not": """
+        import sys, scheduler_svc.supervisor.serve, scheduler_svc.models.store
+        assert "numpy" not in sys.modules
+        import subprocess
+        for module, name in (("scheduler_svc.process", "asyncio"), ("scheduler_svc.frontend.__main__", "jinja2")):
+            program = f"import sys, {module}; assert {name!r} not in sys.modules"
+            assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+        """,
     "the command starts without anything heavy": """
         import sys, scheduler_svc.cli
         heavy = {"torch", "numpy", "grpc", "zmq", "rich", "asyncio", "google.protobuf", "prometheus_client"}

@@ -2,10 +2,9 @@
 
 No code of a model's folder ever runs: config.json is read by us, tensors come through our checked safetensors reader,
 and only classes of the installed transformers are built. transformers is imported by this package alone, when it is
-needed.
+needed; `load` imports torch.
 """
 
 from executor_svc.model.borrowed.description import Description, describe
-from executor_svc.model.borrowed.load import load_borrowed, num_stored
 
-__all__ = ["Description", "describe", "load_borrowed", "num_stored"]
+__all__ = ["Description", "describe"]

@@ -1,12 +1,13 @@
 """What a quantisation method is to a loader, and careful access to the settings that config.json gives it."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from executor_svc.errors import StartupError
 from executor_svc.model.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Method(Protocol):
@@ -26,7 +27,7 @@ class Method(Protocol):
         """(outputs, inputs) as the stored tensors imply them; None where the weight is not stored in this way."""
         ...
 
-    def weight(self, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> torch.Tensor:
+    def weight(self, module: str, checkpoint: Checkpoint, shape: tuple[int, int]) -> "torch.Tensor":
         """float32 [outputs, inputs], of exactly `shape`; StartupError where the tensors imply another."""
         ...
 

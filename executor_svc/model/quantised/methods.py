@@ -1,21 +1,18 @@
-"""The methods by the name that `quantization_config` gives them."""
+"""The methods by the name that `quantization_config` gives them; each is imported where a model is stored in it."""
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from executor_svc.errors import StartupError
-from executor_svc.model.quantised.awq import Awq
-from executor_svc.model.quantised.compressed import CompressedTensors
-from executor_svc.model.quantised.fp8 import Fp8
-from executor_svc.model.quantised.gptq import Gptq
 from executor_svc.model.quantised.method import Method, Settings
 
-METHODS: dict[str, Callable[[Settings], Method]] = {
-    "awq": Awq.read,
-    "gptq": Gptq.read,
-    "compressed-tensors": CompressedTensors.read,
-    "fp8": Fp8.read,
-    "fbgemm_fp8": Fp8.read,
+# Module of this package, and the class in it.
+METHODS = {
+    "awq": ("awq", "Awq"),
+    "gptq": ("gptq", "Gptq"),
+    "compressed-tensors": ("compressed", "CompressedTensors"),
+    "fp8": ("fp8", "Fp8"),
+    "fbgemm_fp8": ("fp8", "Fp8"),
 }
 
 
@@ -26,9 +23,10 @@ def read_method(raw: Any, source: str) -> Method | None:
     if not isinstance(raw, dict):
         raise StartupError(f"{source}: quantization_config is {raw!r}; it must be an object")
     name = raw.get("quant_method")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise StartupError(
             f"{source}: quantization_config with quant_method {name!r} is not supported; "
             f"supported: {', '.join(METHODS)}"
         )
-    return METHODS[name](Settings(name, raw, source))
+    module, kind = METHODS[name]
+    return getattr(import_module(f"executor_svc.model.quantised.{module}"), kind).read(Settings(name, raw, source))

@@ -18,7 +18,7 @@ from executor_svc.errors import NotFinite
 from executor_svc.kv_cache import KVPool
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
-from executor_svc.model.decoder import TorchDecoder
+from executor_svc.model.torch_decoder import TorchDecoder
 from executor_svc.model.weights import WeightSource
 from executor_svc.rows import NEWEST, NO_NUMBER, RowTable
 from executor_svc.sampler import Sampler
@@ -118,7 +118,7 @@ class Oracle:
     def __init__(self, directory: Path):
         model = ModelConfig.from_directory(directory)
         self.decoder = TorchDecoder(WeightSource(Checkpoint(directory), model))
-        self.pool = KVPool(model, GEOMETRY.num_blocks, GEOMETRY.block_size, torch.float32)
+        self.pool = KVPool(model, GEOMETRY.num_blocks, GEOMETRY.block_size, "float32")
         self.sampler = Sampler(GEOMETRY.vocab_size)
 
     def run(self, batch: ForwardBatch):

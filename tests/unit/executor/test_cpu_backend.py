@@ -13,6 +13,8 @@ from tests.unit.executor.plans import ToyScheduler, ToySequence, admit, greedy, 
 
 torch = pytest.importorskip("torch")
 
+torch.set_num_threads(1)  # with other processes on two cores, two threads wait for each other most of the time
+
 VOCAB = 311
 
 

@@ -111,7 +111,7 @@ def test_the_pool_copies_blocks_in_every_layer():
     class Shape:
         num_layers, num_kv_heads, head_dim = 3, 2, 5
 
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in ("float32", "bfloat16"):
         pool = KVPool(Shape(), num_blocks=7, block_size=4, dtype=dtype)
         tensors = [tensor for layer in pool.layers for tensor in layer]
         assert len(tensors) == 6

@@ -81,6 +81,12 @@ def test_truncation_and_padding_of_the_file_are_off():
     assert tokenizer.encode("a") == TOKENIZERS["byte_level"].encode("a")
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_longest_token_is_that_of_the_whole_vocabulary(name):
+    vocab = TOKENIZERS[name].vocab()
+    assert TOKENIZERS[name].max_token_bytes == max(len(token.encode()) for token in vocab)
+
+
 def test_no_text_has_fewer_tokens_than_its_bytes_allow():
     for name in ("byte_level", "byte_fallback"):
         tokenizer = TOKENIZERS[name]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.elements import name_of
 from executor_svc.model.load import load_model
 from executor_svc.model.native_decoder import NativeDecoder
 
@@ -49,8 +50,8 @@ def make_model(directory: Path, model_type: str, **overrides: Any):
 
 def load_decoders(directory: Path, config: ModelConfig) -> dict:
     """The float32 decoders of a model: torch's, and the native one where it can run."""
-    decoders = {"torch": load_model(directory, config, dtype=torch.float32, use_native=False)}
-    native = load_model(directory, config, dtype=torch.float32, num_threads=2)
+    decoders = {"torch": load_model(directory, config, dtype="float32", use_native=False)}
+    native = load_model(directory, config, dtype="float32", num_threads=2)
     if isinstance(native, NativeDecoder):
         decoders["native"] = native
     return decoders
@@ -75,12 +76,15 @@ class Batch:
 class Pool:
     """KV pages; poisoned, so that reading what nobody wrote shows."""
 
-    def __init__(self, config, block_size: int, num_blocks: int, dtype=torch.float32, poison: float = float("nan")):
+    def __init__(self, config, block_size: int, num_blocks: int, dtype="float32", poison: float = float("nan")):
+        dtype = getattr(torch, name_of(dtype))
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.layers = [
             (torch.full(shape, poison, dtype=dtype), torch.full(shape, poison, dtype=dtype))
             for _ in range(config.num_layers)
         ]
+        kind = torch.uint16 if dtype == torch.bfloat16 else dtype
+        self.pages = [(k.view(kind).numpy(), v.view(kind).numpy()) for k, v in self.layers]
         self.block_size, self.num_blocks = block_size, num_blocks
 
 
@@ -108,7 +112,7 @@ class Driver:
             while len(row.blocks) * self.kv.block_size < row.computed + count:
                 row.blocks.append(self.free.pop())
         batch = self.batch(work)
-        logits = self.decoder.forward(batch, self.kv)
+        logits = torch.as_tensor(self.decoder.forward(batch, self.kv))
         assert logits.dtype == torch.float32
         assert logits.shape == (int(batch.sampled.sum()), self.config.vocab_size)
         results = iter(logits)

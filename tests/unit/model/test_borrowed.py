@@ -16,9 +16,9 @@ from executor_svc.backends.select import make_backend
 from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettings
 from executor_svc.errors import StartupError
 from executor_svc.model import native
-from executor_svc.model.borrowed import num_stored
 from executor_svc.model.borrowed.description import describe, longest_position
 from executor_svc.model.borrowed.interface import CannotBorrow, attend
+from executor_svc.model.borrowed.load import num_stored
 from executor_svc.model.borrowed.self_check import check_itself
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
@@ -51,7 +51,7 @@ VARIANTS = {
 }
 
 
-def load(directory, dtype=torch.float32):
+def load(directory, dtype="float32"):
     return load_model(directory, read_model(directory), dtype=dtype)
 
 
@@ -136,7 +136,7 @@ def test_the_cpu_backend_serves_it(model):
 
 def test_half_precision(neox):
     reference, directory = neox
-    decoder = load(directory, torch.bfloat16)
+    decoder = load(directory, "bfloat16")
     assert decoder.kv_dtype == torch.bfloat16
     check_against(
         reference.to(torch.bfloat16), Driver(decoder, decoder.config).run(Row(prompt(9)), chunk=4, num_outputs=1),
@@ -149,14 +149,14 @@ def test_half_precision(neox):
 def test_the_fastest_type_depends_on_who_computes(monkeypatch, fast_bf16, engine_widens):
     monkeypatch.setattr(native, "has_fast_bf16", lambda: fast_bf16)
     monkeypatch.setattr(native, "prefers_bf16", lambda: fast_bf16 or engine_widens)
-    by_torch = torch.bfloat16 if fast_bf16 else torch.float32
-    by_engine = torch.bfloat16 if fast_bf16 or engine_widens else torch.float32
+    by_torch = "bfloat16" if fast_bf16 else "float32"
+    by_engine = "bfloat16" if fast_bf16 or engine_widens else "float32"
     raw = {**TINY, "architectures": ["LlamaForCausalLM"]}
     assert computed_type(ModelConfig.from_dict(raw), "auto") == by_engine
     assert computed_type(ModelConfig.from_dict({**raw, "head_dim": 18}), "auto") == by_torch
     described = describe(config_of("gpt_neox", "GPTNeoXForCausalLM"), "config.json")
     assert computed_type(described, "auto") == computed_type(described, "int8") == by_torch
-    assert computed_type(described, torch.float16) == torch.float16
+    assert computed_type(described, "float16") == "float16"
 
 
 def test_int8_is_for_our_own_decoders(model):

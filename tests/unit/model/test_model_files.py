@@ -3,6 +3,7 @@
 import json
 import struct
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,7 +22,7 @@ def tiny(tmp_path):
 
 
 def load(directory):
-    return load_model(directory, ModelConfig.from_directory(directory), dtype=torch.float32)
+    return load_model(directory, ModelConfig.from_directory(directory), dtype="float32")
 
 
 def edit_config(directory, **changes) -> None:
@@ -115,6 +116,28 @@ def test_hostile_headers(tmp_path, entry):
     _write(tmp_path / "model.safetensors", {"x": entry}, bytes(16))
     with pytest.raises(StartupError, match=r"model\.safetensors"):
         Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "second"), [([0, 16], [8, 24]), ([0, 8], [16, 24]), ([8, 16], [16, 24])])
+def test_tensors_that_overlap_or_leave_gaps(tmp_path, first, second):
+    entries = {
+        name: {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
+        for name, (begin, end) in {"x": first, "y": second}.items()
+    }
+    _write(tmp_path / "model.safetensors", entries, bytes(24))
+    with pytest.raises(StartupError, match=r"model\.safetensors has a damaged header"):
+        Checkpoint(tmp_path)
+
+
+def test_a_header_of_odd_length_moves_no_number(tmp_path):
+    values = np.arange(5, dtype=np.float32)
+    entries = {"x": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}}
+    for spaces in range(4):
+        text = json.dumps(entries).encode() + b" " * spaces
+        (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + values.tobytes())
+        found = Checkpoint(tmp_path).array("x", (5,))
+        assert found.flags.aligned
+        assert np.array_equal(found, values)
 
 
 def test_a_header_longer_than_any_file(tmp_path):

@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.backends import cpu
+from executor_svc.backends.select import make_backend
+from executor_svc.config import BackendChoice, Dtype, ExecutorConfig, SizeSettings
 from executor_svc.model import native
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.load import load_model
 from executor_svc.model.native_decoder import NativeDecoder
+from executor_svc.startup import Startup
 from tests.unit.model.support import Driver, Row, check_against, make_model, prompt
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 SHAPE = {"hidden_size": 96, "head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 80}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": "int8"}
+DTYPES = ("float32", "bfloat16", "int8")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def tiny(tmp_path_factory):
 
 
 def load(tiny, dtype: str, **options) -> NativeDecoder:
-    decoder = load_model(tiny[0], tiny[1], dtype=DTYPES[dtype], num_threads=2, **options)
+    decoder = load_model(tiny[0], tiny[1], dtype=dtype, num_threads=2, **options)
     assert isinstance(decoder, NativeDecoder), decoder.description
     return decoder
 
@@ -56,7 +60,7 @@ def test_bits_do_not_depend_on_chunks_blocks_or_neighbours(tiny, dtype):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 5e-2)])
 def test_close_to_float32(tiny, dtype, tolerance):
     directory, config, _ = tiny
-    expected = Driver(load_model(directory, config, dtype=torch.float32, use_native=False), config)
+    expected = Driver(load_model(directory, config, dtype="float32", use_native=False), config)
     expected = expected.run(Row(prompt(60)), chunk=1000, num_outputs=1)
     found = Driver(load(tiny, dtype), config).run(Row(prompt(60)), chunk=1000, num_outputs=1)
     error = (logits_of(found) - logits_of(expected)).norm() / logits_of(expected).norm()
@@ -68,11 +72,11 @@ def test_close_to_float32(tiny, dtype, tolerance):
 def test_head_sizes(tmp_path, head_dim, block_size):
     reference = make_model(tmp_path, "llama", head_dim=head_dim, num_hidden_layers=1, sliding_window=None)
     config = ModelConfig.from_directory(tmp_path)
-    decoder = load_model(tmp_path, config, dtype=torch.float32, num_threads=1)
+    decoder = load_model(tmp_path, config, dtype="float32", num_threads=1)
     check_against(
         reference, Driver(decoder, config, block_size=block_size).run(Row(prompt(135)), chunk=70, num_outputs=4)
     )
-    half = load_model(tmp_path, config, dtype=torch.bfloat16, num_threads=1)
+    half = load_model(tmp_path, config, dtype="bfloat16", num_threads=1)
     alone = Driver(half, config, block_size=block_size).run(Row(prompt(135)), chunk=1000, num_outputs=4)
     again = Driver(half, config, block_size=block_size).run(Row(prompt(135)), chunk=9, num_outputs=4)
     assert torch.equal(logits_of(alone), logits_of(again))
@@ -156,21 +160,44 @@ def test_logits_of_several_positions_of_one_row(tiny):
     driver = Driver(load(tiny, "float32"), tiny[1])
     row = Row(prompt(20), blocks=[3, 4])
     batch = replace(driver.batch([(row, 20)]), logits_index=np.array([3, 19], np.int32))
-    found = driver.decoder.forward(batch, driver.kv).clone()
+    found = torch.tensor(driver.decoder.forward(batch, driver.kv))
     expected = tiny[2](torch.tensor([row.tokens])).logits[0, [3, 19]].detach()
     assert (found - expected).norm() / expected.norm() < 1e-5
 
 
 def test_without_a_compiler_torch_takes_over_and_says_so(tiny, monkeypatch):
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    decoder = load_model(tiny[0], tiny[1], dtype=torch.float32)
+    decoder = load_model(tiny[0], tiny[1], dtype="float32")
     assert "no C compiler found" in decoder.description
     check_against(tiny[2], Driver(decoder, tiny[1]).run(Row(prompt(9)), chunk=4, num_outputs=4))
 
 
+@pytest.mark.parametrize("fast_bf16", [False, True])
+@pytest.mark.parametrize("broken", ["no compiler", "a compiler that fails"])
+def test_int8_without_the_engine_is_called_what_it_is(tiny, monkeypatch, tmp_path, fast_bf16, broken):
+    if broken == "no compiler":
+        monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    else:
+        monkeypatch.setattr(native, "FLAGS", ("-no-such-flag",))
+    monkeypatch.setattr(native, "has_fast_bf16", lambda: fast_bf16)
+    monkeypatch.setattr(cpu, "cache_directory", lambda: tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr(Startup, "note", lambda self, line: said.append(line))
+    sizes = SizeSettings(num_blocks=8, block_size=4)
+    backend = make_backend(ExecutorConfig(tiny[0], BackendChoice.CPU, Dtype.INT8, sizes=sizes, threads=1), Startup())
+    kind = "bfloat16" if fast_bf16 else "float32"
+    assert backend.identity.dtype == backend.identity.kv_dtype == kind
+    assert backend._decoder.dtype == getattr(torch, kind)
+    (instead,) = [line for line in said if "needs the native engine" in line]
+    assert instead.startswith("int8 needs the native engine (")
+    assert instead.endswith(f"LlamaForCausalLM is computed in {kind}")
+    assert any(f" as {kind}; " in line for line in said)
+    assert not any("int8" in line for line in said if line != instead)
+
+
 def test_a_failing_compiler_is_reported(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "FLAGS", ("-no-such-flag",))
-    decoder = load_model(tiny[0], tiny[1], dtype=torch.float32, cache_dir=tmp_path)
+    decoder = load_model(tiny[0], tiny[1], dtype="float32", cache_dir=tmp_path)
     assert "no native engine" in decoder.description
     assert "failed" in decoder.description
     assert list(tmp_path.iterdir()) == []

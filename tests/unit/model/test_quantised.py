@@ -96,7 +96,7 @@ def edit(directory, change) -> None:
 
 
 def load(directory):
-    return load_model(directory, ModelConfig.from_directory(directory), dtype=torch.float32, use_native=False)
+    return load_model(directory, ModelConfig.from_directory(directory), dtype="float32", use_native=False)
 
 
 def test_the_head_may_be_quantised_too(tiny, tmp_path):
@@ -214,7 +214,7 @@ def test_what_is_about_to_be_loaded_is_said(tiny, tmp_path):
     parameters = sum(p.numel() for name, p in tiny[1].named_parameters() if p.ndim > 1)
     assert num_parameters(config) == parameters
     stored = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
-    line = report(tmp_path, config, torch.bfloat16, 3 << 30, "memory")
+    line = report(tmp_path, config, "bfloat16", 3 << 30, "memory")
     assert f"{stored / 1024:.1f} KiB on disk (awq, 4 bits, groups of 16)" in line
     assert f"{parameters * 2 / 1024:.1f} KiB as bfloat16" in line
     assert line.endswith("3.0 GiB of memory are free")
