@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class TcpProxy:
