@@ -157,6 +157,7 @@ class SchedulerSession:
             if not self._is_open:
                 stream.cancel()
                 return
+            stream.is_unwanted = True
         self.send_cancel(session_pb2.Cancel(request_id=request_id))
 
     async def load(self, timeout_s: float = 2.0) -> session_pb2.Load:
@@ -327,8 +328,8 @@ class SchedulerSession:
             logger.warning("session_lost reason=%r live=%d", reason, len(self._streams))
             self._is_open = False
             now = time.monotonic()
-            for stream in self._streams.values():
-                stream.pause(now)
+            for stream in list(self._streams.values()):
+                stream.lose(now)
             self._questions.fail(self._unavailable)
         self._note_path()
         self._changed()

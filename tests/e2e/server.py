@@ -83,20 +83,23 @@ class Answering:
             yield inference_pb2_grpc.InferenceServiceStub(channel)
 
     def load(self, frontend: int = 0) -> pb.GetLoadResponse:
-        with self.stub(frontend) as stub:
-            return stub.GetLoad(pb.GetLoadRequest(), timeout=ANSWER_LIMIT_S)
+        """Waits for a scheduler that is away for a moment: it was just started again, or the machine is busy."""
+        limit = time.monotonic() + ANSWER_LIMIT_S
+        while True:
+            try:
+                with self.stub(frontend) as stub:
+                    return stub.GetLoad(pb.GetLoadRequest(), timeout=ANSWER_LIMIT_S)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > limit:
+                    raise
+            time.sleep(0.02)
 
     def wait_idle(self, limit_s: float = 60.0) -> pb.GetLoadResponse:
         """The load once nothing runs or waits and every block is free or cached."""
         limit = time.monotonic() + limit_s
         while True:
-            try:
-                load = self.load()
-            except grpc.RpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise
-                load = None  # the scheduler was just started again, and its frontends are on their way to it
-            if load is not None and load.num_running == load.num_waiting == load.blocks_used == 0:
+            load = self.load()
+            if load.num_running == load.num_waiting == load.blocks_used == 0:
                 return load
             assert time.monotonic() < limit, f"not idle after {limit_s} s: {load}"
             time.sleep(0.02)

@@ -33,10 +33,13 @@ def ending_serve(tmp_path, default_model):
 
 @pytest.mark.parametrize(("part", "count"), [("executor", 64), ("scheduler", 32)])
 async def test_a_kill_under_many_streams_changes_no_token(serve, part, count):
-    before = pids(serve, part)
+    before, epoch = pids(serve, part), serve.load().epoch
     async with streams(serve, requests(count, SEED)) as running:
         os.kill(before[0], signal.SIGKILL)
         await until(lambda: pids(serve, part) != before)
+        # A new scheduler has taken everything over once it answers; of an executor's death the old one has heard then.
+        await until(lambda: all(serve.load(i).executor_ready for i in range(2)))
+        await until(lambda: part == "scheduler" or serve.load().epoch > epoch)
     assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
     assert running.num_resumes >= 1
     assert_clean(serve)

@@ -41,7 +41,7 @@ async def watched(serve: Serve) -> AsyncIterator[list[int]]:
 
         async def note() -> None:
             async for told in call:
-                states.append(told.status)
+                states.append(told.status)  # noqa: PERF401 - it is read while more come
 
         noting = asyncio.create_task(note())
         try:
@@ -83,10 +83,12 @@ async def test_a_second_executor_takes_over_and_the_first_comes_back_to_stand_by
         before = pids(serve, "executor")
         assert len(before) == 2
         await until(lambda: serve.metric("stepwire_executors_standby") == 1)
+        epoch = serve.load().epoch
         async with streams(serve, requests(24, SEED + 1)) as running:
             for pid in before:  # one of the two computes
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda: serve.load().executor_ready)
+            await until(lambda: serve.load().epoch > epoch)
         assert [i for i, stream in enumerate(running) if not stream.is_exact] == []
         assert running.num_resumes >= 1
         await until(lambda: serve.metric("stepwire_executors_standby") == 1)
