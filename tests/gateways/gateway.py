@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 # For what a busy machine may take; nothing is measured with them.
 START_LIMIT_S = 180.0
 ANSWER_LIMIT_S = 60.0
@@ -27,8 +29,10 @@ class Gateway:
         log_path: Path,
         is_ready: Callable[["Gateway"], bool],
         env: dict[str, str] | None = None,
+        metrics_url: str = "",
     ):
         self.command = command
+        self.metrics_url = metrics_url
         self.port = port
         self.log_path = log_path
         self._is_ready = is_ready
@@ -71,6 +75,12 @@ class Gateway:
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=ANSWER_LIMIT_S) as reply:
             return json.loads(reply.read())
+
+    def metric(self, name: str) -> list[float]:
+        """Its values, of every series, in order of their size."""
+        with urllib.request.urlopen(self.metrics_url, timeout=ANSWER_LIMIT_S) as reply:
+            families = list(text_string_to_metric_families(reply.read().decode()))
+        return sorted(sample.value for family in families for sample in family.samples if sample.name == name)
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> tuple[int, dict[str, Any]]:
         """Status and answer, whatever the status."""
