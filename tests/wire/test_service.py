@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -347,6 +348,23 @@ async def test_a_standby_takes_over(tmp_path):
                 gate.opened.set()
                 await answers
                 assert len(second.epochs) == 1
+
+
+async def test_a_scheduler_that_stood_still_blames_nobody_for_its_silence(tmp_path):
+    """Its clock goes on by a minute between two turns: no heartbeat, no lease and no result came in it."""
+    with SchedulerThread(tmp_path) as scheduler, ExecutorThread(tmp_path) as executor:
+        async with opened(tmp_path) as made:
+            gate = executor.before_step = Gate(5)
+            stream = made.submit(request("a", [1, 2], 30))
+            first = await stream.read()
+            scheduler.service._clock = lambda: time.monotonic() + 60.0
+            await made.load()
+            gate.opened.set()
+            tokens, ends = await collect(stream)
+            assert first[0].token_ids + tokens[0] == expected_output([1, 2], 30)
+            assert ends[0].num_resumes == 0
+            assert len(executor.epochs) == 1
+            assert scheduler.service._frontends.num_sessions == 1
 
 
 async def test_the_wrong_model_ends_the_executor_with_one_line(tmp_path):

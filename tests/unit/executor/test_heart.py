@@ -6,7 +6,7 @@ import time
 import pytest
 import zmq
 
-from executor_svc.link import EXIT_HUNG, Heart, LinkSettings
+from executor_svc.link import EXIT_HUNG, LATE_S, Heart, LinkSettings
 from protos.stepwire.wire.v1 import step_pb2
 
 LIMIT_S = 60.0
@@ -77,6 +77,21 @@ def test_idle_and_unheard_or_busy_and_heard_goes_on(scheduler):
     assert not statuses
     assert heart.scheduler_boot_id == 9
     heart.stop()
+
+
+def test_a_pause_of_its_own_is_not_the_schedulers_silence(scheduler):
+    """Neither before the thread that listens has run again, nor after."""
+    context, _, settings = scheduler
+    heart = Heart(context, settings, 7)
+    began = heart.last_heard
+    assert heart.silent_s(began + 0.9) == pytest.approx(0.9)
+    assert heart.silent_s(began + 500.0) <= LATE_S
+    heart._ran_at -= 500.0
+    heart.last_heard -= 501.0
+    heart._run_on()
+    assert 1.0 <= time.monotonic() - heart.last_heard < 500.0
+    heart.last_heard -= 500.0
+    assert heart.silent_s(time.monotonic()) > 500.0
 
 
 def test_a_step_behind_one_that_ended_is_under_way(scheduler):
