@@ -45,6 +45,8 @@ BEAT_EVERY_S = 0.5
 POLL_EVERY_S = 0.1
 # While nobody is connected: how soon the hello is tried again.
 SEEK_EVERY_S = 0.02
+# Later than this to a look that comes with every poll, and this process stood still itself.
+LATE_S = 1.0
 # sysexits' EX_SOFTWARE: the device hangs, only a new process helps.
 EXIT_HUNG = 70
 # At an end by an error: what the scheduler is told about it may take so long to leave.
@@ -199,7 +201,7 @@ class ExecutorLink:
                 self._end_epoch("the connection is lost")
         if self._state.serving and heart.scheduler_boot_id and self._state.on_scheduler_boot(heart.scheduler_boot_id):
             self._end_epoch("another scheduler answers")
-        if now - heart.last_heard > self._settings.fence_after_s and self._state.fence():
+        if heart.silent_s(now) > self._settings.fence_after_s and self._state.fence():
             self._end_epoch(f"heard nothing from the scheduler for {self._settings.fence_after_s:g} s")
         parent = self._settings.parent_pid
         if parent is not None and os.getppid() != parent:
@@ -243,7 +245,7 @@ class Heart:
         instance_id: int,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
-        self.last_heard = time.monotonic()
+        self.last_heard = self._ran_at = time.monotonic()
         self.scheduler_boot_id = 0
         self._context = context
         self._settings = settings
@@ -267,6 +269,10 @@ class Heart:
         self.last_heard = time.monotonic()
         self.scheduler_boot_id = 0
 
+    def silent_s(self, now: float) -> float:
+        """How long the scheduler has not been heard while this process ran, and would have heard it."""
+        return min(now, self._ran_at + LATE_S) - self.last_heard
+
     def step_began(self, step_id: int) -> None:
         _, running, began = self._steps
         self._steps = (step_id, running + 1, time.monotonic() if began is None else began)
@@ -285,6 +291,7 @@ class Heart:
         socket = _connect(self._context, self._settings.beat_endpoint, self._settings)
         try:
             while not self._stop.is_set():
+                self._run_on()
                 if self._is_hung():
                     logger.critical("hung step=%d: the process ends", self._oldest()[0])
                     self._end_process(EXIT_HUNG)
@@ -296,8 +303,16 @@ class Heart:
                 while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
                     if socket.poll(round(min(left, POLL_EVERY_S) * 1000)):
                         self._hear(socket.recv_multipart())
+                    self._run_on()
         finally:
             socket.close()
+
+    def _run_on(self) -> None:
+        """Time in which this process stood still is not the scheduler's silence."""
+        now = time.monotonic()
+        if now - self._ran_at > LATE_S:
+            self.last_heard = min(now, self.last_heard + now - self._ran_at)
+        self._ran_at = now
 
     def _is_hung(self) -> bool:
         """The main thread is in a step, and the scheduler has not answered for long: it has given us up."""

@@ -29,6 +29,7 @@ from scheduler_svc.links.frontends import (
     Submitted,
 )
 from scheduler_svc.links.messages import is_empty, load_from_stats, request_from_submit
+from scheduler_svc.links.pauses import Pauses
 from scheduler_svc.links.transport import BadFrames, Poller
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.request_traces import RequestTraces, Untraced
@@ -76,6 +77,7 @@ class Service:
         self._outputs: list[Output] = []
         # Choices that their frontend ended by handle: a stop string matched. (session, handle)
         self._stopped_by_text: set[tuple[int, int]] = set()
+        self._pauses = Pauses(TICK_S)
         self._plan_s = 0.0
         self._snapshots = Snapshots(core, frontends, executors, metrics, clock())
         self._metrics_at = 0.0
@@ -111,6 +113,10 @@ class Service:
         waits = self._frontends.has_pending or self._executors.is_suspect or self._stop_asked
         self._poller.wait(SHORT_TICK_S if waits else TICK_S)
         now = self._clock()
+        if paused_s := self._pauses.look(now):
+            logger.warning("stood_still seconds=%.1f", paused_s)
+            self._executors.excuse(paused_s)
+            self._frontends.excuse(paused_s)
         self._hear_frontends(now)
         self._hear_executors(now)
         self._begin_epoch(now)

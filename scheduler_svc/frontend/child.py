@@ -46,8 +46,8 @@ class Child:
         assert stream is not None
         parts: list[bytes] = []
         while size:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not self._answers.poll(left_s * 1000):
+            # An answer that is there counts, however late this process comes to look for it.
+            if not self._answers.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             part = stream.read(size)
             if not part:

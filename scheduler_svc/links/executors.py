@@ -243,6 +243,13 @@ class ExecutorLink:
         self._send_active(frame)
         return len(frame)
 
+    def excuse(self, paused_s: float) -> None:
+        """This process stood still so long: no executor was silent for it, and no step took it."""
+        for executor in (*self.standby, *filter(None, [self.active])):
+            executor.heard_at += paused_s
+        if self._in_flight:
+            self._moved_at = self._age_start(self._in_flight[0]) + paused_s
+
     def check(self, now: float) -> None:
         """Raises ExecutorLost when the serving executor is gone, silent or too slow."""
         while self.monitor.poll(0):

@@ -130,6 +130,11 @@ class FrontendLink:
                 yield event
         yield from self._take_ended()
 
+    def excuse(self, paused_s: float) -> None:
+        """This process stood still so long: no lease ran on."""
+        for session in self._by_number.values():
+            session.expires_at += paused_s
+
     def expire(self, now: float) -> Iterator[SessionEnded]:
         """Sessions whose lease ran out, and those that ended while sending."""
         for session in [s for s in self._by_number.values() if s.expires_at <= now]:

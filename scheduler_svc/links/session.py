@@ -23,6 +23,7 @@ from protos.stepwire.wire.v1 import session_pb2
 from scheduler_svc.errors import REQUEST_ERRORS, RequestError, RequestFailed, Unavailable
 from scheduler_svc.links import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from scheduler_svc.links.block_feed import BlockFeed
+from scheduler_svc.links.pauses import Pauses
 from scheduler_svc.links.questions import Questions
 from scheduler_svc.links.streams import Choice, ChoiceDelta, RequestStream
 from scheduler_svc.links.transport import BadFrames, Security, Wire, decode, drain
@@ -65,7 +66,7 @@ class SchedulerSession:
         self._is_connected = False
         self._is_open = False
         self._is_closed = False
-        self._heard_at = 0.0
+        self._heard_at, self._pauses = 0.0, Pauses(LEASE_EVERY_S, time.monotonic())
         # Since when no executor is known to serve us; None: one does.
         self._away_since: float | None = None
         self._streams: dict[int, RequestStream] = {}  # by the handle of choice 0
@@ -157,6 +158,7 @@ class SchedulerSession:
             if not self._is_open:
                 stream.cancel()
                 return
+            stream.is_unwanted = True
         self.send_cancel(session_pb2.Cancel(request_id=request_id))
 
     async def load(self, timeout_s: float = 2.0) -> session_pb2.Load:
@@ -327,8 +329,8 @@ class SchedulerSession:
             logger.warning("session_lost reason=%r live=%d", reason, len(self._streams))
             self._is_open = False
             now = time.monotonic()
-            for stream in self._streams.values():
-                stream.pause(now)
+            for stream in list(self._streams.values()):
+                stream.lose(now)
             self._questions.fail(self._unavailable)
         self._note_path()
         self._changed()
@@ -339,6 +341,7 @@ class SchedulerSession:
             self._tick(time.monotonic())
 
     def _tick(self, now: float) -> None:
+        self._heard_at += self._pauses.look(now)
         if self._is_open and now - self._heard_at > SILENCE_S:
             self._lose(f"the scheduler is silent for {SILENCE_S:g} s")
         if self._is_open:

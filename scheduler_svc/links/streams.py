@@ -90,6 +90,8 @@ class RequestStream:
         self.was_sent = False
         # Since when nobody works on it; None: somebody does.
         self.paused_at: float | None = None
+        # The scheduler was asked to end it by its id.
+        self.is_unwanted = False
         self.deadline = now + submit.deadline_ms / 1000 if submit.deadline_ms else None
         self._owner = owner
         self._error: RequestError | None = None
@@ -197,6 +199,13 @@ class RequestStream:
     def pause(self, now: float) -> None:
         if self.paused_at is None:
             self.paused_at = now
+
+    def lose(self, now: float) -> None:
+        """The session is over. A cancel that was on its way may be lost with it, so it is ours to obey."""
+        if self.is_unwanted:
+            self.cancel()
+        else:
+            self.pause(now)
 
     def next_submit(self) -> session_pb2.Submit:
         """What to send to the scheduler now: the request, or the rest of it."""

@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import threading
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class TcpProxy:
-    """Relays 127.0.0.1:`port` to 127.0.0.1:`target`, in a thread of its own."""
+    """Relays 127.0.0.1:`port` to 127.0.0.1:`target`, in a thread of its own. `cut_after`: when so many bytes have come
+    back, the connection that they came on ends; those after it are whole."""
 
-    def __init__(self, target: int):
+    def __init__(self, target: int, cut_after: int | None = None):
         self.port = 0
+        self._left = cut_after
         self._target = target
         self._listening = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="proxy", daemon=True)
@@ -68,7 +70,7 @@ class TcpProxy:
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
             self._writers.add(back)
             try:
-                await asyncio.gather(self._relay(reader, back), self._relay(there, writer))
+                await asyncio.gather(self._relay(reader, back), self._relay_back(there, writer))
             finally:
                 self._writers.discard(back)
                 back.transport.abort()
@@ -78,6 +80,19 @@ class TcpProxy:
             self._relays.discard(task)
             self._writers.discard(writer)
             writer.transport.abort()
+
+    async def _relay_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._left is None:
+            await self._relay(reader, writer)
+            return
+        while self._left and (data := await reader.read(self._left)):
+            await self._flows.wait()
+            writer.write(data)
+            self._left -= len(data)
+        self._left = None
+        writer.close()
+        await writer.wait_closed()  # all of it has left
+        raise ConnectionAbortedError
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):

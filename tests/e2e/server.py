@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -20,24 +21,41 @@ from prometheus_client.parser import text_string_to_metric_families
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 
-START_LIMIT_S = 120.0
-STOP_LIMIT_S = 60.0
+# For what a busy machine may take; nothing is measured with them.
+START_LIMIT_S = 180.0
+STOP_LIMIT_S = 120.0
+ANSWER_LIMIT_S = 60.0
+
+
+def _ephemeral() -> int:
+    """The first port that the kernel gives to whoever asks for none: for outgoing connections, and for port 0."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    return 32_768
+
+
+# Below those: a port that is chosen here and bound seconds later is nobody's by chance meanwhile. No port is given
+# twice, and two runs on one machine begin at different ones.
+FIRST_PORT, END_PORT = 10_000, max(11_000, _ephemeral())
+_next_ports = itertools.count(os.getpid() * 101 % (END_PORT - FIRST_PORT))
 
 
 def free_port(count: int = 1) -> int:
-    """The first of `count` consecutive ports that are free now, on loopback."""
-    for _ in range(50):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        if first + count < 65536 and all(_is_free(first + i) for i in range(count)):
-            return first
+    """The first of `count` consecutive ports that are free, on loopback, and that no other call is given."""
+    for _ in range(5000):
+        found = [FIRST_PORT + next(_next_ports) % (END_PORT - FIRST_PORT) for _ in range(count)]
+        if found[-1] - found[0] == count - 1 and all(map(_is_free, found)):
+            return found[0]
     raise RuntimeError(f"no {count} free ports in a row")
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 class Answering:
@@ -50,7 +68,7 @@ class Answering:
         """The sum over series of `name` that carry `labels`, from the metrics endpoints."""
         total = 0.0
         for url in self.metrics_urls:
-            with urllib.request.urlopen(url, timeout=5) as reply:
+            with urllib.request.urlopen(url, timeout=ANSWER_LIMIT_S) as reply:
                 text = reply.read().decode()
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
@@ -65,20 +83,23 @@ class Answering:
             yield inference_pb2_grpc.InferenceServiceStub(channel)
 
     def load(self, frontend: int = 0) -> pb.GetLoadResponse:
-        with self.stub(frontend) as stub:
-            return stub.GetLoad(pb.GetLoadRequest(), timeout=10)
+        """Waits for a scheduler that is away for a moment: it was just started again, or the machine is busy."""
+        limit = time.monotonic() + ANSWER_LIMIT_S
+        while True:
+            try:
+                with self.stub(frontend) as stub:
+                    return stub.GetLoad(pb.GetLoadRequest(), timeout=ANSWER_LIMIT_S)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > limit:
+                    raise
+            time.sleep(0.02)
 
     def wait_idle(self, limit_s: float = 60.0) -> pb.GetLoadResponse:
         """The load once nothing runs or waits and every block is free or cached."""
         limit = time.monotonic() + limit_s
         while True:
-            try:
-                load = self.load()
-            except grpc.RpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise
-                load = None  # the scheduler was just started again, and its frontends are on their way to it
-            if load is not None and load.num_running == load.num_waiting == load.blocks_used == 0:
+            load = self.load()
+            if load.num_running == load.num_waiting == load.blocks_used == 0:
                 return load
             assert time.monotonic() < limit, f"not idle after {limit_s} s: {load}"
             time.sleep(0.02)

@@ -15,12 +15,14 @@ import pytest
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
-from tests.e2e.known_answers import LIMIT_S, SLOW, assert_clean, pids, until
+from tests.e2e.known_answers import ENDLESS, LIMIT_S, SLOW, assert_clean, pids, until
 from tests.e2e.server import Serve, generate_all
 
 pytest.importorskip("llguidance")
 
 NUM_STREAMS = 64
+# Beside them runs one that is not over by itself, so that the fault always meets a language under way.
+ENDLESS_PATTERN = "[a-h]+"
 EXPLODING = "start: " + " | ".join(f'"x{i}" "y"' for i in range(60_000))
 
 
@@ -46,6 +48,27 @@ def ask(i: int, **language: object) -> pb.GenerateRequest:
     )
 
 
+class Endless:
+    """A constrained stream that ends when it is cancelled."""
+
+    def __init__(self, stub: inference_pb2_grpc.InferenceServiceStub):
+        request = ask(NUM_STREAMS, regex=ENDLESS_PATTERN)
+        request.request_id = "endless"
+        request.stopping.max_tokens = request.stopping.min_tokens = ENDLESS
+        self.text, self.usage, self.begun = "", pb.Usage(), asyncio.Event()
+        self._stub, self._reading = stub, asyncio.create_task(self._read(stub.Generate(request)))
+
+    async def _read(self, call) -> None:
+        async for message in call:
+            self.text += message.text
+            self.begun.set()
+            self.usage = message.usage
+
+    async def cancel(self) -> None:
+        await self._stub.Cancel(pb.CancelRequest(request_id="endless"), timeout=LIMIT_S)
+        await asyncio.wait_for(self._reading, LIMIT_S)
+
+
 async def stream(stub: inference_pb2_grpc.InferenceServiceStub, i: int, begun: set[int]) -> tuple[str, list[int]]:
     text, ids = "", []
     async for message in stub.Generate(ask(i, regex=pattern(i)), timeout=LIMIT_S):
@@ -64,9 +87,10 @@ async def test_many_languages_survive_the_executor_and_a_grammar_that_explodes(t
                 assert re.fullmatch(pattern(i), text), (i, text)
             assert serve.load().epoch == 1
             begun: set[int] = set()
+            endless = Endless(stub)
+            await asyncio.wait_for(endless.begun.wait(), LIMIT_S)
             again = asyncio.gather(*(stream(stub, i, begun) for i in range(NUM_STREAMS)))
-            await until(lambda: len(begun) >= NUM_STREAMS // 2 or again.done())
-            assert not again.done(), "nothing left to disturb"
+            await until(lambda: len(begun) >= NUM_STREAMS // 2)
             os.kill(pids(serve, "executor")[0], signal.SIGKILL)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Generate(ask(1, grammar=EXPLODING), timeout=LIMIT_S).read()
@@ -74,7 +98,10 @@ async def test_many_languages_survive_the_executor_and_a_grammar_that_explodes(t
             # By its size or by its time, whichever this machine meets first.
             assert refused.value.details().startswith("sampling.grammar ")
             assert await again == undisturbed
-            assert serve.load().epoch == 2
+            await until(lambda: serve.load().epoch == 2)
+            await endless.cancel()
+            assert re.fullmatch(ENDLESS_PATTERN, endless.text)
+            assert endless.usage.num_resumes == 1
         assert_clean(serve)
 
 

@@ -16,12 +16,13 @@ from scheduler_svc.client.connection import channel
 from tests.e2e.server import Serve, greedy
 
 MARK = "xyzzyMARKER"
+LIMIT_S = 90.0
 PROMPT = [10 + i % 300 for i in range(200)]
 
 
 def stepwire(*arguments: str, **environ: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "scheduler_svc.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **environ})
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **environ})
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +72,13 @@ def usage(served, tenant: str, **fields) -> pb.Usage:
     request = greedy(PROMPT, 2, ignore_eos=True)
     request.MergeFrom(pb.GenerateRequest(**fields))
     with channel(serve.addresses[0], access) as opened:
-        *_, last = InferenceServiceStub(opened).Generate(request, metadata=access.metadata, timeout=60)
+        *_, last = InferenceServiceStub(opened).Generate(request, metadata=access.metadata, timeout=LIMIT_S)
     return last.usage
 
 
 def settled(condition) -> None:
     """Metrics follow a moment later."""
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.05)
@@ -118,7 +119,7 @@ def test_the_log_of_every_service_keeps_no_text_and_no_forged_line(served):
         ):
             request.stopping.max_tokens = 2
             try:
-                list(stub.Generate(request, metadata=access.metadata, timeout=60))
+                list(stub.Generate(request, metadata=access.metadata, timeout=LIMIT_S))
             except grpc.RpcError as error:
                 told.append(error.details())
     assert len(told) == 4

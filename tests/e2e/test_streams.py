@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
+from tests.e2e.known_answers import ENDLESS, SLOW
 from tests.e2e.server import Serve, generate_all, greedy
 
 SEED = 20_241
@@ -14,7 +15,7 @@ SEED = 20_241
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory, default_model):
     folder = tmp_path_factory.mktemp("serve")
-    with Serve(folder, "--model", str(default_model), "--backend", "simulated", frontends=2) as running:
+    with Serve(folder, "--model", str(default_model), "--backend", "simulated", frontends=2, env=SLOW) as running:
         yield running
 
 
@@ -51,7 +52,7 @@ def test_two_frontends_interleave_and_agree_with_one(serve):
 
 
 def test_a_cancelled_stream_frees_its_blocks(serve):
-    request = greedy([5] * 500, 4000, ignore_eos=True)
+    request = greedy([5] * 200, ENDLESS, ignore_eos=True)
     with serve.stub() as stub:
         call = stub.Generate(request)
         next(call)
@@ -63,7 +64,7 @@ def test_a_cancelled_stream_frees_its_blocks(serve):
 
 
 def test_cancel_by_id_through_the_other_frontend(serve):
-    request = greedy([6] * 50, 7000, ignore_eos=True)
+    request = greedy([6] * 50, ENDLESS, ignore_eos=True)
     request.request_id = "cancel-me"
     with serve.stub(0) as mine, serve.stub(1) as other:
         call = mine.Generate(request)
@@ -81,7 +82,7 @@ def test_cancel_by_id_through_the_other_frontend(serve):
 
 def test_a_deadline_ends_the_stream(serve):
     with serve.stub() as stub:
-        call = stub.Generate(greedy([7] * 50, 8000, ignore_eos=True), timeout=0.3)
+        call = stub.Generate(greedy([7] * 50, ENDLESS, ignore_eos=True), timeout=0.3)
         with pytest.raises(grpc.RpcError) as raised:
             for _ in call:
                 pass

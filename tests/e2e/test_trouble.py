@@ -92,7 +92,7 @@ def test_garbage_on_every_socket_is_counted_and_dropped(tmp_path, default_model)
         context = zmq.Context()
         for path in sockets:
             with context.socket(zmq.DEALER) as dealer:
-                dealer.linger = 2000
+                dealer.linger = round(LIMIT_S * 1000)  # all of it arrives
                 dealer.connect(f"ipc://{path}")
                 for frame in (b"", b"\x00" * 7, b"\xff" * 1000, b"cos\nsystem\n(S'true'\ntR.", os.urandom(4096)):
                     dealer.send(frame)

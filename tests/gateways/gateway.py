@@ -11,7 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-START_LIMIT_S = 120.0
+from prometheus_client.parser import text_string_to_metric_families
+
+# For what a busy machine may take; nothing is measured with them.
+START_LIMIT_S = 180.0
+ANSWER_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
 
 
@@ -25,8 +29,10 @@ class Gateway:
         log_path: Path,
         is_ready: Callable[["Gateway"], bool],
         env: dict[str, str] | None = None,
+        metrics_url: str = "",
     ):
         self.command = command
+        self.metrics_url = metrics_url
         self.port = port
         self.log_path = log_path
         self._is_ready = is_ready
@@ -67,10 +73,16 @@ class Gateway:
         return f"http://127.0.0.1:{self.port}"
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=5) as reply:
+        with urllib.request.urlopen(self.url + path, timeout=ANSWER_LIMIT_S) as reply:
             return json.loads(reply.read())
 
-    def post(self, path: str, body: dict[str, Any], timeout_s: float = 60.0) -> tuple[int, dict[str, Any]]:
+    def metric(self, name: str) -> list[float]:
+        """Its values, of every series, in order of their size."""
+        with urllib.request.urlopen(self.metrics_url, timeout=ANSWER_LIMIT_S) as reply:
+            families = list(text_string_to_metric_families(reply.read().decode()))
+        return sorted(sample.value for family in families for sample in family.samples if sample.name == name)
+
+    def post(self, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> tuple[int, dict[str, Any]]:
         """Status and answer, whatever the status."""
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
@@ -93,7 +105,7 @@ class Gateway:
 
     def start(self, path: str, body: dict[str, Any]) -> http.client.HTTPConnection:
         """A request that was sent; nobody waits for its answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_LIMIT_S)
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         return connection
 

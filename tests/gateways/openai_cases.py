@@ -26,7 +26,7 @@ for event in client.chat.completions.create(**asked, stream=True, stream_options
     for choice in event.choices:
         pieces.append(choice.delta.content or "")
         finish = choice.finish_reason or finish
-got["chat stream"] = {"text": "".join(pieces), "finish": finish, "usage": usage(counted), "pieces": len(pieces)}
+got["chat stream"] = {"text": "".join(pieces), "finish": finish, "usage": usage(counted)}
 
 answer = client.chat.completions.create(**{**asked, "temperature": 1.0}, n=2, seed=5)
 again = client.chat.completions.create(**{**asked, "temperature": 1.0}, n=2, seed=5)

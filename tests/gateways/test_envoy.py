@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,17 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from tests.architecture.source import ROOT
 from tests.e2e.server import Serve, free_port, greedy
-from tests.gateways.gateway import Gateway
+from tests.gateways.gateway import Gateway, until
 from tests.gateways.readme import command
-from tests.gateways.test_smg_trouble import until
+
+# At twenty a second: longer than any test waits.
+ENDLESS = 8000
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     env = {"STEPWIRE_SIM_STEP_US": "50000"}
-    with Serve(tmp_path, "--backend", "simulated", "--drain-timeout", "20", frontends=3, env=env) as started:
+    with Serve(tmp_path, "--backend", "simulated", "--drain-timeout", "120", frontends=3, env=env) as started:
         yield started
 
 
@@ -36,6 +37,9 @@ def envoy(serve: Serve, envoy_bin: Path, tmp_path: Path) -> Iterator[Gateway]:
     for i, address in enumerate(serve.addresses):
         assert text.count(f"port_value: {50051 + i}") == 1
         text = text.replace(f"port_value: {50051 + i}", f"port_value: {address.rpartition(':')[2]}")
+    # Shipped for machines that answer within a second: here one that is busy is no frontend that is gone.
+    assert text.count("timeout: 1s") == 2
+    text = text.replace("timeout: 1s", "timeout: 60s")
     config = tmp_path / "envoy.yaml"
     config.write_text(text)
     words[0], words[2] = str(envoy_bin), str(config)
@@ -75,31 +79,32 @@ def requests_by_host(envoy: Gateway) -> Counter[int]:
 
 
 def least_requests_first(stub, envoy: Gateway) -> None:
-    streams = [stub.Generate(greedy("Hello", 1000, ignore_eos=True)) for _ in range(9)]
-    for stream in streams:
-        next(iter(stream))
+    streams = [begun(stub, ENDLESS) for _ in range(9)]
     counts = requests_by_host(envoy)
     for stream in streams:
         stream.cancel()
-    assert sum(counts.values()) == 9
-    assert all(count >= 1 for count in counts.values()), counts
+    assert list(counts.values()) == [3, 3, 3], counts
+
+
+def begun(stub, max_tokens: int):
+    """One after the other: Envoy counts a request when its connection is there, and of a burst it knows nothing."""
+    stream = stub.Generate(greedy("Hello", max_tokens, ignore_eos=True))
+    next(stream)
+    return stream
 
 
 def a_cancel_passes_through(serve: Serve, stub) -> None:
     serve.wait_idle()
-    stream = stub.Generate(greedy("Hello", 1000, ignore_eos=True))
-    next(iter(stream))
+    stream = begun(stub, ENDLESS)
     assert serve.load().num_running == 1
     stream.cancel()
     serve.wait_idle()
 
 
 def a_deadline_passes_through(serve: Serve, stub) -> None:
-    began = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
-        list(stub.Generate(greedy("Hello", 1000, ignore_eos=True), timeout=1.0))
+        list(stub.Generate(greedy("Hello", ENDLESS, ignore_eos=True), timeout=1.0))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - began < 20
     serve.wait_idle()
 
 
@@ -111,15 +116,17 @@ def refusals_keep_their_details(stub) -> None:
 
 
 def a_drained_frontend_is_left_out(serve: Serve, envoy: Gateway, stub) -> None:
-    streams = [stub.Generate(greedy("Hello", 40, ignore_eos=True)) for _ in range(3)]
-    begun = [iter(stream) for stream in streams]
-    for stream in begun:
-        next(stream)
+    # One on each that does not end, so that the first drains until we have seen it; and some that do.
+    endless = [begun(stub, ENDLESS) for _ in range(3)]
+    assert list(requests_by_host(envoy).values()) == [1, 1, 1]
+    ending = [begun(stub, 40) for _ in range(3)]
     first = serve.ready["pids"]["frontend"][0]
     os.kill(first, signal.SIGTERM)
     until(lambda: healthy(envoy) == 2)
     for _ in range(6):
         assert list(stub.Generate(greedy("Hello", 1)))[-1].finish_reason == pb.FINISH_REASON_LENGTH
-    for stream in begun:  # what ran on it ends as it should
+    for stream in ending:  # what ran on it ends as it should
         assert list(stream)[-1].finish_reason == pb.FINISH_REASON_LENGTH
+    for stream in endless:
+        stream.cancel()
     until(lambda: healthy(envoy) == 3)

@@ -26,7 +26,7 @@ def buf_curl(simulated_service: Serve, method: str, body: dict, *options: str) -
     words[0] = str(BUF)
     words[words.index("-d") + 1] = json.dumps(body)
     words[-1] = f"http://{simulated_service.addresses[0]}/{method}"
-    return subprocess.run([*words, *options], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*words, *options], capture_output=True, text=True, timeout=120)
 
 
 def test_buf_curl_over_reflection(simulated_service: Serve):
@@ -64,13 +64,13 @@ def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_node_client_from_the_proto_file(simulated_service: Serve, node_client: Path):
     words = command("node examples/node/client.mjs")
     words[1:3] = [str(node_client), simulated_service.addresses[0]]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == direct(simulated_service, "The sea is", 20)
     end = json.loads(done.stderr)
     assert end["finishReason"] == "FINISH_REASON_LENGTH"
     assert end["usage"]["completionTokens"] == 20
     words[-2] = ""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.startswith("INVALID_ARGUMENT")

@@ -71,7 +71,6 @@ def test_chat_whole_and_streamed_is_what_we_answer_directly(got, direct):
     text, usage = direct["chat"]
     assert (got["chat"]["text"], got["chat"]["usage"]) == (text, usage)
     assert (got["chat stream"]["text"], got["chat stream"]["usage"]) == (text, usage)
-    assert got["chat stream"]["pieces"] > 3
     assert got["chat"]["finish"] == got["chat stream"]["finish"]
 
 

@@ -3,7 +3,6 @@
 The services are two schedulers with a simulated executor each, so who holds a prefix is for the test to say.
 """
 
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from tests.e2e.server import Serve
 from tests.gateways.conftest import smg_in_front_of
-from tests.gateways.gateway import Gateway
+from tests.gateways.gateway import Gateway, until
 
 MODEL = "SmolLM2-135M-Instruct"
 # Some 80 tokens each, five blocks, with nothing in common.
@@ -27,6 +26,10 @@ def cached_tokens(smg: Gateway, prompt: str) -> int:
 def warm(serve: Serve, prompt: str) -> None:
     with serve.stub() as stub:
         list(stub.Generate(pb.GenerateRequest(text=prompt, stopping=pb.StoppingCriteria(max_tokens=1))))
+
+
+def blocks_cached(serve: Serve) -> int:
+    return serve.wait_idle().blocks_cached
 
 
 def prompts_computed(serve: Serve) -> int:
@@ -48,7 +51,7 @@ def test_requests_follow_the_prefix_index(smg_bin: Path, tmp_path: Path, tmp_pat
             # While it listens: told as it happens.
             warm(second, PROMPTS[2])
             warm(first, PROMPTS[3])
-            time.sleep(0.5)
+            until(lambda: smg.metric("smg_kv_index_blocks") == sorted(map(blocks_cached, (first, second))))
             before = [prompts_computed(serve) for serve in (first, second)]
             for prompt in PROMPTS * 2:
                 assert cached_tokens(smg, prompt) >= 64, smg.output()[-3000:]

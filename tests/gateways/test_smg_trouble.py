@@ -29,18 +29,18 @@ def test_slow_full_drained_and_killed(slow_service: Serve, smg_bin: Path, tmp_pa
 
 def clients_that_hang_up_free_their_blocks(serve: Serve, smg: Gateway) -> None:
     for _ in range(2):  # one on each frontend
-        streaming = smg.open_stream(CHAT, chat(400, stream=True))
-        assert serve.load().num_running == 1
+        streaming = smg.open_stream(CHAT, chat(4000, stream=True))
+        assert serve.load().num_running == 1, "the first piece came before the last"
         hang_up(streaming)
         serve.wait_idle()
-        waiting = smg.start(CHAT, chat(400))
+        waiting = smg.start(CHAT, chat(4000))
         until(lambda: serve.load().num_running == 1)
         hang_up(waiting)
         serve.wait_idle()
 
 
 def a_full_queue_is_too_many_requests(serve: Serve, smg: Gateway) -> None:
-    running = [smg.start(CHAT, chat(400)) for _ in range(4)]
+    running = [smg.start(CHAT, chat(4000)) for _ in range(4)]
     try:
         until(lambda: (serve.load().num_running, serve.load().num_waiting) == (2, 2))
         status, answer = smg.post(CHAT, chat(5))

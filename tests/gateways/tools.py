@@ -17,7 +17,16 @@ from pathlib import Path
 import pytest
 
 INSTALL_LIMIT_S = 240
-_UNREACHABLE = ("Could not find a version", "No matching distribution", "ConnectionError", "Max retries", "timed out")
+_UNREACHABLE = (
+    "Could not find a version",
+    "No matching distribution",
+    "ConnectionError",
+    "Max retries",
+    "timed out",
+    "ProtocolError",
+    "IncompleteRead",
+    "HTTP error",
+)
 
 
 def cache() -> Path:

@@ -48,7 +48,7 @@ def own(keys: Path, name: str, of: str = "scheduler") -> Security:
     return Security(secret=keys / f"{name}.key_secret", server=keys / f"{of}.key")
 
 
-def heard(wire: Wire, socket: zmq.Socket, wait_ms: int = 20_000) -> list[bytes]:
+def heard(wire: Wire, socket: zmq.Socket, wait_ms: int = round(LIMIT_S * 1000)) -> list[bytes]:
     return [parts[1] for parts in wire.drain(socket)] if socket.poll(wait_ms) else []
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -147,6 +148,7 @@ async def test_choices_share_a_prompt_and_end_one_by_one(tmp_path):
             deltas = await stream.read()
             assert {delta.index for delta in deltas} <= {0, 1, 2}
             stream.cancel_choice(1)
+            await made.load()  # the scheduler knows: one session's messages are in order
             gate.opened.set()
             tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
             while deltas:
@@ -182,6 +184,7 @@ async def test_cancel_by_stream_by_id_and_by_another_frontend(tmp_path):
             one.cancel_request("r1")
             two.cancel_request("r2")
             two.cancel_request("nobody")
+            await asyncio.gather(one.load(), two.load())  # the scheduler knows of all of them
             gate.opened.set()
             for stream in streams:
                 _, ends = await collect(stream)
@@ -347,6 +350,23 @@ async def test_a_standby_takes_over(tmp_path):
                 assert len(second.epochs) == 1
 
 
+async def test_a_scheduler_that_stood_still_blames_nobody_for_its_silence(tmp_path):
+    """Its clock goes on by a minute between two turns: no heartbeat, no lease and no result came in it."""
+    with SchedulerThread(tmp_path) as scheduler, ExecutorThread(tmp_path) as executor:
+        async with opened(tmp_path) as made:
+            gate = executor.before_step = Gate(5)
+            stream = made.submit(request("a", [1, 2], 30))
+            first = await stream.read()
+            scheduler.service._clock = lambda: time.monotonic() + 60.0
+            await made.load()
+            gate.opened.set()
+            tokens, ends = await collect(stream)
+            assert first[0].token_ids + tokens[0] == expected_output([1, 2], 30)
+            assert ends[0].num_resumes == 0
+            assert len(executor.epochs) == 1
+            assert scheduler.service._frontends.num_sessions == 1
+
+
 async def test_the_wrong_model_ends_the_executor_with_one_line(tmp_path):
     with SchedulerThread(tmp_path), ExecutorThread(tmp_path):
         async with opened(tmp_path) as made:
@@ -380,6 +400,26 @@ async def test_every_stream_survives_the_loss_of_schedulers(tmp_path):
             await answers
             await idle(made)
             assert len({begun.boot_id for begun in executor.epochs}) == 4
+
+
+async def test_a_cancel_that_no_scheduler_lived_to_hear_is_obeyed(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = stack.enter_context(SchedulerThread(tmp_path))
+        executor = stack.enter_context(ExecutorThread(tmp_path))
+        made = await stack.enter_async_context(opened(tmp_path))
+        gate = executor.before_step = Gate(4)
+        stream = made.submit(request("a", [1, 2], 60))
+        await stream.read()
+        scheduler.kill()  # in this loop's own time: the session has not heard of it
+        assert made._is_open
+        made.cancel_request("a")
+        stack.enter_context(SchedulerThread(tmp_path))
+        gate.opened.set()
+        _, ends = await collect(stream)
+        assert ends[0].cause == session_pb2.FINISH_CAUSE_CANCELLED
+        assert made.num_live == 0
+        await until(made, lambda: made.ready)
+        await idle(made)
 
 
 async def test_a_request_waits_for_the_next_scheduler_and_no_longer_than_the_limit(tmp_path):

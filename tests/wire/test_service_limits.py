@@ -1,12 +1,14 @@
 """What the operator sets at the door and for the length of steps has its effect in the running service."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.errors import DeadlineExceeded, QueueFull
 from tests.wire.cluster import SchedulerThread, collect, request
-from tests.wire.peers import ExecutorThread, executor_hello, expected_output
+from tests.wire.peers import LIMIT_S, ExecutorThread, executor_hello, expected_output
 from tests.wire.test_service import Gate, idle, opened, until
 
 
@@ -71,33 +73,39 @@ async def test_deadlines_pass_while_a_step_takes_for_ever(tmp_path):
 @pytest.mark.parametrize(("target_s", "longest"), [(None, 100), (0.02, 22)])
 async def test_steps_are_kept_short_while_streams_run(tmp_path, target_s, longest):
     """A token takes a millisecond: twenty fit."""
-    chunks: list[int] = []
+    chunks: list[tuple[int, int]] = []  # with the rows of their step
+    plans: list[step_pb2.StepPlan] = []
     hello = executor_hello(max_num_batched_tokens=200)
     with SchedulerThread(tmp_path, inter_token_target_s=target_s), ExecutorThread(tmp_path, hello) as executor:
-        plans: list[step_pb2.StepPlan] = []
-        executor.before_step = plans.append
 
         def timed(result: step_pb2.StepResult) -> step_pb2.StepResult:
             mine = np.frombuffer(plans[-1].prefill, "<i4")[1::2].tolist()
-            chunks.extend(mine)
+            chunks.extend((count, result.num_rows) for count in mine)
             result.forward_us = 1000 * (sum(mine) + result.num_rows - len(mine))
             return result
 
+        def hold_at(gate: Gate) -> Gate:
+            executor.before_step = lambda plan: (plans.append(plan), gate(plan))
+            return gate
+
         executor.change_result = timed
+        hold_at(Gate(-1))  # at none
         async with opened(tmp_path) as made:
             await until(made, lambda: made.ready)
             streams = [made.submit(request(f"r{i}", list(range(i + 1)), 60)) for i in range(0, 30, 10)]
-            for stream in streams:
-                while not stream.choices[0].token_ids:
-                    await stream.read()
-            while len(plans) < 12:
-                await made.load()
-            chunks.clear()
+            await asyncio.gather(*map(collect, streams))
+            gate = hold_at(Gate(3))
             running = made.submit(request("running", [5], 100))
-            await running.read()
-            await collect(made.submit(request("long", list(range(500, 600)), 2)))
-            assert max(chunks) <= longest
-            assert (max(chunks) == 100) == (target_s is None)
-            assert running.choices[0].finished is None
+            assert await asyncio.to_thread(gate.reached.wait, LIMIT_S)
+            chunks.clear()
+            long = made.submit(request("long", list(range(500, 600)), 2))
+            await made.load()  # the scheduler knows of it
+            gate.opened.set()
+            await collect(long)
+            assert sum(count for count, _ in chunks) == 100
+            assert {num_rows for _, num_rows in chunks} == {2}, "a stream runs beside it all the time"
+            found = max(count for count, _ in chunks)
+            assert found <= longest
+            assert (found == 100) == (target_s is None)
             running.cancel()
             await idle(made)

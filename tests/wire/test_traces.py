@@ -67,8 +67,8 @@ async def test_the_loss_of_an_executor_is_a_span(tmp_path):
                 gate = first.before_step = Gate(6)
                 stream = made.submit(request("a", [1, 2, 3], 20, traceparent=PARENT))
                 await stream.read()
-                gate.opened.set()
                 first.link.stop()
+                gate.opened.set()
             await until(made, lambda: not made.ready)
             with ExecutorThread(tmp_path):
                 _, ends = await collect(stream)

@@ -15,7 +15,7 @@ def test_a_process_with_our_metrics_is_alive():
     Gauge("stepwire_epoch", "Lives.", registry=registry)
     server, thread = start_http_server(0, "127.0.0.1", registry)
     try:
-        assert answers_metrics(f"127.0.0.1:{server.server_port}", 5) == "ALIVE"
+        assert answers_metrics(f"127.0.0.1:{server.server_port}", 60) == "ALIVE"
     finally:
         server.shutdown()
         thread.join()
@@ -36,7 +36,7 @@ def test_metrics_of_somebody_else_are_not_ours():
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         with pytest.raises(StartupError, match="nobody's metrics"):
-            answers_metrics(f"127.0.0.1:{server.server_port}", 5)
+            answers_metrics(f"127.0.0.1:{server.server_port}", 60)
         server.shutdown()
         thread.join()
 

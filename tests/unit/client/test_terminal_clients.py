@@ -68,7 +68,7 @@ def test_a_refusal_is_one_line_with_the_status(address):
 def test_nobody_there_is_said_plainly():
     with pytest.raises(StartupError, match=r"nothing answers on 127.0.0.1:1: start `stepwire serve`"):
         generate("127.0.0.1:1", pb.GenerateRequest(text="x"), print, as_json=False)
-    answer, words = ask("127.0.0.1:1", "", 5.0)
+    answer, words = ask("127.0.0.1:1", "", 60.0)
     assert answer == "UNAVAILABLE"
     assert words.startswith("nothing answers on 127.0.0.1:1: start `stepwire serve`")
 

@@ -34,7 +34,7 @@ def test_steps_are_counted_and_rows_are_the_latest():
 def test_the_endpoint_answers_and_a_taken_port_is_a_clear_error():
     metrics = ExecutorMetrics(CollectorRegistry())
     port = metrics.serve("127.0.0.1", 0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
         assert b"stepwire_executor_loaded 0.0" in reply.read()
     with pytest.raises(StartupError, match="choose another --metrics-port"):
         ExecutorMetrics(CollectorRegistry()).serve("127.0.0.1", port)

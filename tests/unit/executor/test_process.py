@@ -28,7 +28,7 @@ def command(*arguments: object) -> list[str]:
 def refused(*arguments: object, **extra: str) -> tuple[int, str]:
     ends = ("--connect", "ipc:///nowhere/e", "--connect-beat", "ipc:///nowhere/b")
     done = subprocess.run(
-        command(*ends, *arguments), env=environment(**extra), capture_output=True, text=True, timeout=60, check=False
+        command(*ends, *arguments), env=environment(**extra), capture_output=True, text=True, timeout=120, check=False
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr.strip().splitlines()[-1]
@@ -50,7 +50,7 @@ def wire(tmp_path):
 
 def receive(router: zmq.Socket, body: str) -> tuple[bytes, object]:
     """The next message of this kind; hellos may repeat."""
-    while router.poll(30_000):
+    while router.poll(120_000):
         peer, frame = router.recv_multipart()
         message = step_pb2.FromExecutor.FromString(frame)
         if message.WhichOneof("body") == body:
@@ -88,7 +88,7 @@ def test_a_life(wire, tmp_path):
         _, fault = receive(router, "fault")
         assert (fault.epoch, fault.step_id, fault.message) == (3, 2, "release: a row is not live")
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode == 0
         assert "Traceback" not in errors
     finally:

@@ -26,7 +26,7 @@ def constraint(**fields) -> pb.SamplingParams:
 
 @pytest.fixture(scope="module")
 def checker():
-    made = GrammarChecker(compile_limit_s=20)
+    made = GrammarChecker(compile_limit_s=120)
     yield made
     made.close()
 
@@ -89,11 +89,11 @@ EXPLODING = {"grammar": "start: " + " | ".join(f'"x{i}" "y"' for i in range(50_0
 
 
 def test_what_takes_too_long_is_given_up_and_the_next_one_compiles():
-    checker = GrammarChecker(compile_limit_s=0.05)
+    checker = GrammarChecker(compile_limit_s=0.001)
     try:
-        with pytest.raises(InvalidArgument, match=r"too large: it cannot be compiled within 0\.05 s"):
+        with pytest.raises(InvalidArgument, match=r"too large: it cannot be compiled within 0\.001 s"):
             checker.check(constraint(**EXPLODING))
-        checker._limit_s = 20
+        checker._limit_s = 120
         assert checker.check(constraint(regex="a"))
     finally:
         checker.close()
@@ -109,7 +109,7 @@ def test_accepted_grammars_are_remembered_within_bounds(checker, monkeypatch):
 
 async def test_through_the_server(tmp_path):
     async with rig(tmp_path) as r:
-        r.service._grammars._limit_s = 20
+        r.service._grammars._limit_s = 120
         good = generate(sampling={"regex": "[ab]+"}, stopping=stopping(max_tokens=2))
         await r.collect(good)
         [submit] = r.session.submitted

@@ -193,8 +193,8 @@ class Server:
         if chance < 0.1:
             data = broken(request.SerializeToString(), rng)
             path = f"/stepwire.inference.v1.InferenceService/{method}"
-            return await code_of(self.rig.channel.unary_stream(path)(data, timeout=20))
-        call = getattr(self.rig.stub, method)(request, timeout=20)
+            return await code_of(self.rig.channel.unary_stream(path)(data, timeout=120))
+        call = getattr(self.rig.stub, method)(request, timeout=120)
         if chance > 0.9:
             asyncio.get_running_loop().call_later(rng.random() * 0.01, call.cancel)
         return await code_of(call)

@@ -238,8 +238,8 @@ async def rest_of(call) -> list[pb.GenerateResponse]:
 async def test_a_client_that_leaves_frees_its_request(tmp_path, how):
     async with rig(tmp_path) as r:
         r.session.gate.clear()
-        call = r.stub.Generate(generate(request_id="a"), timeout=0.3 if how == "deadline" else None)
-        await until(lambda: r.session.live)
+        call = r.stub.Generate(generate(request_id="a"), timeout=2.0 if how == "deadline" else None)
+        await until(lambda: r.session.submitted)
         if how == "cancel":
             call.cancel()
         elif how == "close":
@@ -248,7 +248,7 @@ async def test_a_client_that_leaves_frees_its_request(tmp_path, how):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-            assert 0 < r.session.submitted[0].deadline_ms <= 300
+            assert 0 < r.session.submitted[0].deadline_ms <= 2000
         await until(lambda: r.session.streams[0].cancels)
         await until(lambda: r.service.num_active == 0)
         assert not r.session.live
@@ -303,7 +303,7 @@ async def test_errors_after_tokens_and_before(tmp_path, error, code, retry):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rest_of(call)
         assert Refusal.of(caught.value).code == code
-        assert r.service.num_active == 0
+        await until(lambda: not r.service.num_active)
 
 
 async def test_a_bug_is_internal_and_tells_nothing(tmp_path, caplog):

@@ -66,7 +66,7 @@ async def test_a_gateway_may_ping_as_often_as_it_likes(tmp_path):
         for i in range(num_pings):
             writer.write(frame(PING, 0, struct.pack(">Q", i)))
             await writer.drain()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while num_answers < num_pings:
                 length, kind, flags = struct.unpack(">3sBB4x", await reader.readexactly(9))
                 await reader.readexactly(int.from_bytes(length))

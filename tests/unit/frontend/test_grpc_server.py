@@ -112,7 +112,7 @@ async def test_reflection_knows_the_services(tmp_path):
 
 
 async def test_drain_finishes_streams_and_refuses_new_ones(tmp_path):
-    async with rig(tmp_path) as r:
+    async with rig(tmp_path, drain_s=300.0) as r:
         r.session.gate.clear()
         call = r.stub.Generate(ENDLESS)
         await until(lambda: r.session.live)

@@ -1,6 +1,5 @@
 """What clients send stays out of errors and logs: a marker in every text field of good, bad and broken requests."""
 
-import asyncio
 import json
 import logging
 
@@ -12,6 +11,7 @@ from scheduler_svc.client.config import Access
 from scheduler_svc.errors import RequestFailed
 from scheduler_svc.frontend import api_keys
 from tests.unit.frontend.grpc_rig import rig
+from tests.unit.frontend.test_grpc_generate import until
 
 MARK = "xyzzyMARKER"
 LONG = f"{MARK} " * 40_000
@@ -73,7 +73,7 @@ class Errors(list):
 
 async def send(r, errors: Errors, request, **options) -> None:
     try:
-        await r.collect(request, timeout=30, **options)
+        await r.collect(request, timeout=60, **options)
     except grpc.aio.AioRpcError as error:
         errors.note(error)
 
@@ -124,11 +124,9 @@ async def test_no_field_shows_up_when_something_breaks(tmp_path, caplog, capfd):
         r.session.refuse_with = None
         r.session.gate.clear()
         call = r.stub.Generate(generate())
-        while not r.session.live:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await until(lambda: r.session.live)
         call.cancel()
-        while r.service.num_active:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await until(lambda: not r.service.num_active)
         assert "internal error" in errors[0]
     check(errors, caplog.text, "".join(capfd.readouterr()), tmp_path)
 

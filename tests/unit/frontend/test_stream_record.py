@@ -1,6 +1,5 @@
 """What a stream leaves behind: a span that goes on with the caller's trace, and one line in the log."""
 
-import asyncio
 import logging
 
 import grpc
@@ -11,6 +10,7 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from scheduler_svc.errors import RequestFailed
 from scheduler_svc.tracing import Tracing
 from tests.unit.frontend.grpc_rig import rig
+from tests.unit.frontend.test_grpc_generate import until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WORDS = "the words of a user"
@@ -70,8 +70,7 @@ async def test_a_refusal_and_a_failure_are_errors(tmp_path, exporter, tracing):
         await r.refusal(generate(sampling=pb.SamplingParams(top_p=5.0)))
         r.session.gate.clear()
         call = r.stub.Generate(generate(request_id="r2"))
-        while not r.session.live:  # noqa: ASYNC110 - nobody announces it
-            await asyncio.sleep(0.005)
+        await until(lambda: r.session.live)
         next(iter(r.session.live.values())).fail(RequestFailed("lost"))
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()

@@ -67,7 +67,7 @@ def serial(cert) -> int:
 async def answers(address: str, access: Access) -> bool:
     async with aio_channel(address, access) as channel:
         try:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         except grpc.aio.AioRpcError:
             return False
         return True
@@ -153,7 +153,7 @@ async def test_the_health_command_with_tls_to_a_server_without(tmp_path, pki):
 
 
 async def health_of(r, access: Access) -> tuple[str, str]:
-    return await asyncio.to_thread(ask, r.server.address, "", 10.0, access)
+    return await asyncio.to_thread(ask, r.server.address, "", 60.0, access)
 
 
 # ---- what cannot start ----

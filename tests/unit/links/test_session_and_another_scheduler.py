@@ -13,7 +13,7 @@ from scheduler_svc.links.frontends import FrontendLink
 from scheduler_svc.links.session import SchedulerSession
 from scheduler_svc.links.transport import BadFrames, Wire
 
-LIMIT_S = 15.0
+LIMIT_S = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler_svc.errors import StartupError
 from scheduler_svc.supervisor import ports, ready
+from tests.e2e.server import free_port
 
 
 @pytest.fixture
@@ -24,9 +25,9 @@ def test_a_port_that_others_share_is_taken_all_the_same(taken_port):
 
 
 def test_a_port_is_free_again_after_its_listener(taken_port):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()  # one that nobody is given by chance
+    with socket.create_server(("127.0.0.1", port)):
+        assert not ports.is_free("127.0.0.1", port)
     assert ports.is_free("127.0.0.1", port)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 class FakeServe:
@@ -132,7 +132,7 @@ def test_a_killed_child_comes_back_with_a_new_pid_in_the_ready_file(start, part)
     assert after["grpc"] == before["grpc"]
     assert [p for p in after["pids"] if after["pids"][p] != before["pids"][p]] == [part]
     assert "SIGKILL" in serve.text
-    with urllib.request.urlopen(after["metrics"], timeout=5) as reply:
+    with urllib.request.urlopen(after["metrics"], timeout=LIMIT_S) as reply:
         assert f'stepwire_deaths_total{{process="{part}"}} 1.0' in reply.read().decode()
     assert serve.end() == 0
 
@@ -175,11 +175,11 @@ def test_one_death_more_than_the_restart_limit_ends_serve_and_nobody_waits(start
 
 
 def test_a_child_that_stands_still_is_killed_and_replaced(start):
-    serve = start("executor=pulsing,scheduler=pulsing", "silence_limit=1.5")
+    serve = start("executor=pulsing,scheduler=pulsing", "silence_limit=5")
     pids = serve.ready()["pids"]
     os.kill(pids["executor"][0], signal.SIGSTOP)
     serve.until(lambda: "executor   │ ready again after" in serve.text)
-    assert "executor   │ no sign of life for 1.5 s: killed" in serve.text
+    assert "executor   │ no sign of life for 5 s: killed" in serve.text
     after = serve.ready()["pids"]
     assert after["executor"] != pids["executor"]
     assert after["scheduler"] == pids["scheduler"], "it gave signs of life"

@@ -59,7 +59,7 @@ async def test_a_subscription_lasts_until_the_subscriber_goes(tmp_path):
     async with rig(tmp_path) as r:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(r.channel)
         call = stub.SubscribeKvEvents(common.SubscribeKvEventsRequest(start_sequence_number=4))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not r.session.watched:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             r.session.blocks.on_news(news(begins_anew=True))
