@@ -1,7 +1,7 @@
 """Constrained streams through the whole service: 64 languages at once, each answer a word of its own.
 
-The simulated executor is killed in the middle of them; one that computes the model answers to schemas, expressions and
-choices at once. The oracles are re and json.
+The executor is killed in the middle of them: the simulated one, and one that computes the model. The oracles are re and
+json, and the answers of those whom nobody disturbed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import pytest
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from tests.e2e.known_answers import ENDLESS, LIMIT_S, SLOW, assert_clean, pids, until
-from tests.e2e.server import Serve, generate_all
+from tests.e2e.server import Answer, Serve, collect
 
 pytest.importorskip("llguidance")
 
@@ -105,24 +105,53 @@ async def test_many_languages_survive_the_executor_and_a_grammar_that_explodes(t
         assert_clean(serve)
 
 
-def test_a_computed_model_keeps_to_schemas_expressions_and_choices_at_once(tmp_path, default_model):
+async def test_a_computed_model_keeps_to_schemas_expressions_and_choices_whatever_dies(tmp_path, default_model):
+    """Twelve short answers and two long ones, of which one is drawn; the executor is killed in the middle of these."""
     languages = [
         {"json_schema": json.dumps(schema(i))} if i % 3 == 0 else {"regex": f"([ab]{{2}}-){{3}}end{i}"} if i % 3 == 1
         else {"choice": pb.ChoiceList(choices=choices(i))}
         for i in range(12)
     ]  # fmt: skip
+    languages += [{"regex": f"([a-f]{{2,4}}-){{30}}end{i}"} for i in (12, 13)]
+    made = [ask(i, **language) for i, language in enumerate(languages)]
+    for request in made[12:]:
+        request.stopping.max_tokens = 300
     with Serve(tmp_path, "--model", str(default_model), "--backend", "cpu", "--num-blocks", "512") as serve:
-        answers = generate_all(serve.addresses, [ask(i, **language) for i, language in enumerate(languages)])
-        for i, answer in enumerate(answers):
-            assert answer.finish_reason == pb.FINISH_REASON_STOP, answer
-            if i % 3 == 0:
-                value = json.loads(answer.text)
-                assert set(value) == {"kind", "n"}
-                assert value["kind"] in (f"k{i}", "other")
-                assert i <= value["n"] <= 9 * i + 9
-            elif i % 3 == 1:
-                assert re.fullmatch(f"([ab]{{2}}-){{3}}end{i}", answer.text)
-            else:
-                assert answer.text in choices(i)
-        assert serve.load().epoch == 1
+        async with grpc.aio.insecure_channel(serve.addresses[0]) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            answers = await asyncio.gather(*(collect(stub, request) for request in made))
+            for i, answer in enumerate(answers):
+                assert answer.finish_reason == pb.FINISH_REASON_STOP, answer
+                if i >= 12:
+                    assert re.fullmatch(f"([a-f]{{2,4}}-){{30}}end{i}", answer.text)
+                elif i % 3 == 0:
+                    value = json.loads(answer.text)
+                    assert set(value) == {"kind", "n"}
+                    assert value["kind"] in (f"k{i}", "other")
+                    assert i <= value["n"] <= 9 * i + 9
+                elif i % 3 == 1:
+                    assert re.fullmatch(f"([ab]{{2}}-){{3}}end{i}", answer.text)
+                else:
+                    assert answer.text in choices(i)
+            assert serve.load().epoch == 1
+            for _ in range(5):  # a machine that stands still may be late for the middle: then once more
+                ends, was_running = await disturbed(serve, stub, made)
+                assert [(end.text, end.token_ids) for end in ends] == [(one.text, one.token_ids) for one in answers]
+                if was_running:
+                    break
+                await until(lambda: serve.load().epoch > 1)
+            assert was_running, "nothing was left to disturb"
+            assert serve.load().epoch > 1
         assert_clean(serve)
+
+
+async def disturbed(
+    serve: Serve, stub: inference_pb2_grpc.InferenceServiceStub, made: list[pb.GenerateRequest]
+) -> tuple[list[Answer], bool]:
+    """The answers when the executor is killed after some tokens, and whether any was still to come then."""
+    begun = serve.metric("stepwire_generation_tokens_total")
+    running = asyncio.gather(*(collect(stub, request) for request in made))
+    await until(lambda: serve.metric("stepwire_generation_tokens_total") > begun + 60 or running.done())
+    os.kill(pids(serve, "executor")[0], signal.SIGKILL)
+    was_running = not running.done()
+    return await running, was_running
