@@ -40,15 +40,16 @@ async def test_who_would_wait_too_long_is_refused_at_once(tmp_path):
             await made.load()  # all of them are in the queue
             held = executor.before_step = Gate(12)
             gate.opened.set()
-            while True:  # the longer nobody has a turn, the longer the next one is expected to wait
-                late = made.submit(request("late", [1], 1))
-                await made.load()
-                late.cancel()
-                try:
-                    await late.read()
-                except QueueFull as refused:
-                    told = refused
-                    break
+            async with asyncio.timeout(LIMIT_S):
+                told = None
+                while told is None:  # the longer nobody has a turn, the longer the next one is expected to wait
+                    late = made.submit(request("late", [1], 1))
+                    await made.load()
+                    late.cancel()
+                    try:
+                        await late.read()
+                    except QueueFull as refused:
+                        told = refused
             assert "its turn would come in" in told.message
             assert told.message.endswith("max_wait is 0.05 s")
             assert told.retry_after_s > 0

@@ -10,6 +10,7 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from scheduler_svc.client.chat import COMMANDS, chat, read_message
 from scheduler_svc.errors import StartupError
+from tests.unit.client.served import served
 
 
 class Scripted(inference_pb2_grpc.InferenceServiceServicer):
@@ -41,12 +42,8 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer):
 @pytest.fixture
 def server() -> Iterator[tuple[Scripted, str]]:
     service = Scripted()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield service, f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with served(service, inference_pb2_grpc.add_InferenceServiceServicer_to_server) as address:
+        yield service, address
 
 
 def reader(*lines: str | BaseException) -> Callable[[str], str]:

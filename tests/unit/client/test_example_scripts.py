@@ -4,7 +4,6 @@ import asyncio
 import importlib.util
 import json
 from collections.abc import Iterator
-from concurrent import futures
 from types import ModuleType
 
 import grpc
@@ -13,6 +12,7 @@ import pytest
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
 from tests.architecture.source import ROOT
+from tests.unit.client.served import served
 
 NOBODY = "127.0.0.1:1"
 
@@ -29,12 +29,8 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Echo(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with served(Echo(), inference_pb2_grpc.add_InferenceServiceServicer_to_server) as running:
+        yield running
 
 
 def example(name: str) -> ModuleType:

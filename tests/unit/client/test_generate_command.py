@@ -12,6 +12,7 @@ import pytest
 
 from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.inference.v1 import inference_pb2_grpc
+from tests.unit.client.served import served
 
 
 class Server(inference_pb2_grpc.InferenceServiceServicer):
@@ -34,12 +35,8 @@ class Server(inference_pb2_grpc.InferenceServiceServicer):
 def server() -> Iterator[tuple[Server, list[str]]]:
     """The service, and the command that talks to it."""
     service = Server()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield service, [sys.executable, "-m", "scheduler_svc.cli", "generate", "--address", f"127.0.0.1:{port}"]
-    server.stop(None).wait()
+    with served(service, inference_pb2_grpc.add_InferenceServiceServicer_to_server) as address:
+        yield service, [sys.executable, "-m", "scheduler_svc.cli", "generate", "--address", address]
 
 
 def run(command: list[str], text: str = "") -> subprocess.CompletedProcess:

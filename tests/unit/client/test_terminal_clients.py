@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent import futures
 
 import grpc
 import pytest
@@ -13,6 +12,7 @@ from scheduler_svc.client.chat import HELP, chat
 from scheduler_svc.client.generate import generate
 from scheduler_svc.client.health import advice, ask
 from scheduler_svc.errors import StartupError
+from tests.unit.client.served import served
 
 
 class Echo(inference_pb2_grpc.InferenceServiceServicer):
@@ -35,12 +35,8 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Echo(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with served(Echo(), inference_pb2_grpc.add_InferenceServiceServicer_to_server) as running:
+        yield running
 
 
 def test_text_is_written_as_it_comes(address):

@@ -1,7 +1,6 @@
 """The live view: figures from snapshots, and frames that fit any terminal whatever is in them."""
 
 import re
-from concurrent import futures
 
 import grpc
 import numpy as np
@@ -16,6 +15,7 @@ from scheduler_svc.client import top_view
 from scheduler_svc.client.top import Top, matching
 from scheduler_svc.client.top_rates import History, Rates, between, quantile
 from scheduler_svc.client.top_view import State, draw, sparkline
+from tests.unit.client.served import served
 
 BOUNDS = (0.001, 0.01, 0.1, 1.0)
 
@@ -271,12 +271,8 @@ class Watched(admin_pb2_grpc.AdminServiceServicer):
 
 @pytest.fixture
 def address():
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(Watched(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(0).wait()
+    with served(Watched(), admin_pb2_grpc.add_AdminServiceServicer_to_server) as running:
+        yield running
 
 
 def run(*arguments: str) -> tuple[int, str]:
