@@ -29,6 +29,8 @@ SLOW = {"depth 1", "no prefix caching", "pool too small for all"}
 def test_greedy_ids_equal_transformers(shape, tmp_path, default_model, oracle):
     requests = [greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
     with Serve(tmp_path, "--model", str(default_model), "--dtype", "float32", *SHAPES[shape]) as serve:
+        if "pool" in shape:  # answers of one token teach the scheduler to admit more than will fit
+            generate_all(serve.addresses, [greedy(prompt, 1) for prompt in PROMPTS * 3])
         at_once = generate_all(serve.addresses, requests)
         again = generate_all(serve.addresses, requests)
         load = serve.wait_idle()
@@ -36,7 +38,7 @@ def test_greedy_ids_equal_transformers(shape, tmp_path, default_model, oracle):
         assert [answer.token_ids for answer in answers] == oracle
     assert load.blocks_total >= load.blocks_cached
     if "pool" in shape:
-        assert sum(answer.usage.num_preemptions for answer in [*at_once, *again]) > 0
+        assert sum(answer.usage.num_preemptions for answer in at_once) > 0
 
 
 def test_alone_equals_at_once(tmp_path, default_model, prompt_ids, oracle):
