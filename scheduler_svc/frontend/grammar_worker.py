@@ -1,7 +1,8 @@
 """Compiles clients' constraints in a process of its own, so that no grammar can hurt a frontend.
 
 Run as a script, with nothing of ours imported: one setup message, then one message per constraint (4 bytes of length,
-then JSON). An answer is the grammar in llguidance's own form, or why there is none.
+then JSON). An answer is the grammar in llguidance's own form, or why there is none. A constraint that takes more of the
+process's time than the setup allows ends the process.
 """
 
 import json
@@ -96,7 +97,11 @@ def main() -> None:
     limits = LLParserLimits(**setup["limits"], verbose_errors=False)
     _write(sink, {"ready": True})
     while (message := _read(source)) is not None:
-        _write(sink, answer(message, limits))
+        # Nobody handles SIGPROF: it ends the process wherever that is.
+        signal.setitimer(signal.ITIMER_PROF, setup["cpu_s"])
+        found = answer(message, limits)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(sink, found)
 
 
 if __name__ == "__main__":

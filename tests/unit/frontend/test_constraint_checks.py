@@ -1,7 +1,10 @@
 """Constraints, bad words and prompt logprobs at the door: what is refused, with which words, and what is passed on."""
 
 import json
+import os
 import re
+import signal
+import threading
 
 import grpc
 import numpy as np
@@ -12,7 +15,7 @@ from protos.stepwire.inference.v1 import inference_pb2 as pb
 from protos.stepwire.wire.v1 import step_pb2
 from scheduler_svc.errors import InvalidArgument
 from scheduler_svc.frontend import generation
-from scheduler_svc.frontend.grammar import LIMITS, GrammarChecker
+from scheduler_svc.frontend.grammar import COMPILE_LIMIT_S, LIMITS, GrammarChecker
 from scheduler_svc.frontend.submission import bad_word_ids
 from tests.unit.frontend.grpc_rig import rig
 from tests.unit.frontend.test_grpc_generate import generate, stopping
@@ -95,6 +98,19 @@ def test_what_takes_too_long_is_given_up_and_the_next_one_compiles():
             checker.check(constraint(**EXPLODING))
         checker._limit_s = 120
         assert checker.check(constraint(regex="a"))
+    finally:
+        checker.close()
+
+
+def test_time_in_which_the_compiler_does_not_run_is_not_its_own():
+    checker = GrammarChecker()
+    try:
+        assert checker.check(constraint(regex="a"))
+        pid = checker._child._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(COMPILE_LIMIT_S + 0.3, os.kill, (pid, signal.SIGCONT)).start()
+        assert checker.check(constraint(regex="b"))
+        assert checker._child._process.pid == pid
     finally:
         checker.close()
 
