@@ -199,50 +199,112 @@ static void add_values(const Pages *p, const Pages *after, int rows, const char 
     }
 }
 
-void attention_chunk(const Step *step, const Op *op, const Query *query, int head, const Query *next, int next_head) {
-    int kind = (int)step->kv_kind, half = kind == BF16 && PAIRED, rows = (int)(query->count * (step->num_heads / step->num_kv_heads));
-    int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim;
+/* What a chunk works with. `sums` and `totals` are those of the weighted values and of the weights, under `maxima`. */
+typedef struct {
     char queries[ROWS * MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
     char copies[TILE * MAX_HEAD_DIM * 4] __attribute__((aligned(64)));
-    float sums[ROWS * MAX_HEAD_DIM] __attribute__((aligned(64))), scores[ROWS * TILE] __attribute__((aligned(64)));
+    float sums[ROWS * MAX_HEAD_DIM] __attribute__((aligned(64)));
+    float scores[ROWS * TILE] __attribute__((aligned(64)));
     uint16_t halves[ROWS * TILE] __attribute__((aligned(64)));
     float maxima[ROWS], totals[ROWS];
-    Pages pages = {step, op->layer, head, kind, step->block_tables + query->row * step->table_stride,
-                   query->position + query->count, kind == BF16 ? 2 : 1,
+} Room;
+
+static int rows_of(const Step *step, const Query *query) { return (int)(query->count * (step->num_heads / step->num_kv_heads)); }
+
+static Pages pages_of(const Step *step, const Op *op, const Query *query, int head, char *copies) {
+    int kind = (int)step->kv_kind;
+    return (Pages){step, op->layer, head, kind, step->block_tables + query->row * step->table_stride,
+                   query->position + (query->shared ? 1 : query->count), kind == BF16 ? 2 : 1,
                    kind == BF16 && (PAIRED || step->block_size % PANEL) ? GROUP : PANEL, copies};
-    Pages other = pages, *after = 0;
-    if (next && rows <= PANEL && step->block_size % PANEL == 0) { /* few queries: reading the pages is what takes the time */
-        other.head = next_head, other.length = next->position + next->count;
-        other.table = step->block_tables + next->row * step->table_stride;
-        after = &other;
-    }
-    int row_bytes = (int)size * (half ? 2 : 4);
-    gather_queries(step, op, query, head, queries, row_bytes);
-    memset(sums, 0, (size_t)((rows > 16 ? ROWS : 16) * size * 4));
-    for (int i = 0; i < rows; i++) maxima[i] = -INFINITY, totals[i] = 0;
-    int64_t lowest = op->window && query->position >= op->window ? query->position - op->window + 1 : 0;
-    for (int64_t tile = lowest / TILE * TILE; tile < pages.length; tile += TILE) {
-        int64_t unit = pages.segment, begin = tile > lowest / unit * unit ? tile : lowest / unit * unit;
-        int64_t end = tile + TILE < pages.length ? tile + TILE : ceil_div(pages.length, unit) * unit;
+}
+
+/* The tiles from position `from` to `to`, each a whole one but perhaps the first and the last. */
+static void attend(const Step *step, const Op *op, const Query *query, const Pages *pages, const Pages *after, Room *room,
+                   int64_t from, int64_t to) {
+    int kind = (int)step->kv_kind, half = kind == BF16 && PAIRED, rows = rows_of(step, query);
+    int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim, unit = pages->segment;
+    for (int64_t tile = from / TILE * TILE; tile < to; tile += TILE) {
+        int64_t begin = tile > from / unit * unit ? tile : from / unit * unit;
+        int64_t end = tile + TILE < to ? tile + TILE : ceil_div(to, unit) * unit;
         for (int64_t at = begin; at < end; at += COLUMNS) {
             const uint32_t *b[4], *ahead[4];
             int panels = end - at < COLUMNS ? (int)((end - at) / PANEL) : 4;
             for (int j = 0; j < panels; j++) {
-                b[j] = key_panel(&pages, at + j * PANEL, copies + j * PANEL * size * 4);
+                b[j] = key_panel(pages, at + j * PANEL, room->copies + j * PANEL * size * 4);
                 ahead[j] = key_ahead(after, at + j * PANEL, b[j]);
             }
-            multiply(kind, (const uint32_t *)queries, row_bytes / 4, rows, b, panels, 1, (int)size / pages.per, PANEL,
-                     scores + (at - begin), TILE, 0, after ? ahead : 0);
+            multiply(kind, (const uint32_t *)room->queries, (int)size / (half ? 2 : 1), rows, b, panels, 1,
+                     (int)size / pages->per, PANEL, room->scores + (at - begin), TILE, 0, after ? ahead : 0);
         }
         for (int i = 0; i < rows; i++) {
+            float *scores = room->scores + i * TILE, *sums = room->sums + i * size;
             int64_t last = query->position + i / group, first = op->window && last >= op->window ? last - op->window + 1 : 0;
-            float shrink = soften(scores + i * TILE, begin, end, first, last, op, &maxima[i], &totals[i]);
+            float shrink = soften(scores, begin, end, first, last, op, &room->maxima[i], &room->totals[i]);
             if (shrink != 1.0f)
-                for (int64_t d = 0; d < size; d += LANES) *(vec *)(sums + i * size + d) *= shrink;
+                for (int64_t d = 0; d < size; d += LANES) *(vec *)(sums + d) *= shrink;
             if (half)
-                for (int64_t j = 0; j < end - begin; j += LANES) store_bf16(halves + i * TILE + j, *(vec *)(scores + i * TILE + j));
+                for (int64_t j = 0; j < end - begin; j += LANES) store_bf16(room->halves + i * TILE + j, *(vec *)(scores + j));
         }
-        add_values(&pages, after, rows, half ? (char *)halves : (char *)scores, begin, end, sums);
+        add_values(pages, after, rows, half ? (char *)room->halves : (char *)room->scores, begin, end, room->sums);
     }
-    write_result(step, op, query, head, sums, totals);
+}
+
+static void begin_rows(const Step *step, const Op *op, const Query *query, int head, Room *room) {
+    int rows = rows_of(step, query), half = step->kv_kind == BF16 && PAIRED;
+    gather_queries(step, op, query, head, room->queries, (int)step->head_dim * (half ? 2 : 4));
+    memset(room->sums, 0, (size_t)((rows > 16 ? ROWS : 16) * step->head_dim * 4));
+    for (int i = 0; i < rows; i++) room->maxima[i] = -INFINITY, room->totals[i] = 0;
+}
+
+static void attend_row(const Step *step, const Op *op, const Query *query, int head, const Pages *after, Room *room,
+                       int64_t from) {
+    Pages pages = pages_of(step, op, query, head, room->copies);
+    attend(step, op, query, &pages, after, room, from, pages.length);
+    write_result(step, op, query, head, room->sums, room->totals);
+}
+
+static Query member_of(const Step *step, const Query *query, int32_t i) {
+    return (Query){query->row + i, query->first + i, 1, step->seq_lens[query->row + i] - 1, 0};
+}
+
+/* The tiles in common for all rows at once, then each row's own with what it has from there: sums in the same order as
+ * alone. */
+static void attend_together(const Step *step, const Op *op, const Query *query, int head, Room *room) {
+    int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim;
+    Room own;
+    Query all = *query;
+    all.position = query->shared; /* beyond every position in common: none is masked */
+    Pages pages = pages_of(step, op, query, head, room->copies);
+    begin_rows(step, op, &all, head, room);
+    attend(step, op, &all, &pages, 0, room, 0, query->shared);
+    for (int32_t i = 0; i < query->count; i++) {
+        Query one = member_of(step, query, i);
+        begin_rows(step, op, &one, head, &own);
+        memcpy(own.sums, room->sums + i * group * size, (size_t)(group * size) * 4);
+        memcpy(own.maxima, room->maxima + i * group, (size_t)group * 4);
+        memcpy(own.totals, room->totals + i * group, (size_t)group * 4);
+        Query then = member_of(step, query, i + 1 < query->count ? i + 1 : i);
+        Pages after = pages_of(step, op, &then, head, own.copies);
+        attend_row(step, op, &one, head, step->block_size % PANEL == 0 ? &after : 0, &own, query->shared);
+    }
+}
+
+void attention_chunk(const Step *step, const Op *op, const Query *query, int head, const Query *next, int next_head) {
+    Room room;
+    if (query->shared && !op->window) {
+        attend_together(step, op, query, head, &room);
+        return;
+    }
+    Pages other, *after = 0;
+    for (int32_t i = 0; i < (query->shared ? query->count : 1); i++) {
+        Query one = query->shared ? member_of(step, query, i) : *query;
+        /* Of few queries, reading the pages is what takes the time. */
+        if (next && rows_of(step, &one) <= PANEL && step->block_size % PANEL == 0) {
+            other = pages_of(step, op, next, next_head, room.copies);
+            after = &other;
+        }
+        begin_rows(step, op, &one, head, &room);
+        int64_t from = op->window && one.position >= op->window ? one.position - op->window + 1 : 0;
+        attend_row(step, op, &one, head, after, &room, from);
+    }
 }

@@ -59,9 +59,10 @@ typedef struct {
     int64_t *nanoseconds; /* per code, may be null */
 } Step;
 
-/* Queries attended together: tokens [first, first + count) of the step, all of one row. */
+/* Queries attended together: tokens [first, first + count) of the step, the first of them at `position`. All of one row; or,
+ * where `shared` is not 0, one each of as many rows, which begin with the same blocks: `shared` positions, whole tiles. */
 typedef struct {
-    int32_t row, first, count, position;
+    int32_t row, first, count, position, shared;
 } Query;
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

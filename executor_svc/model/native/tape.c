@@ -141,6 +141,28 @@ static const char *check(const Step *s) {
     return NULL;
 }
 
+/* How many positions of rows a and b lie in the same blocks from the first one on, in whole tiles. */
+static int32_t shared_positions(const Step *s, int32_t a, int32_t b) {
+    const int32_t *x = s->block_tables + a * s->table_stride, *y = s->block_tables + b * s->table_stride;
+    int64_t shorter = s->seq_lens[a] < s->seq_lens[b] ? s->seq_lens[a] : s->seq_lens[b];
+    int64_t most = (shorter - 1) / s->block_size, i = 0;
+    while (i < most && x[i] == y[i]) i++;
+    return (int32_t)(i * s->block_size / TILE * TILE);
+}
+
+/* Rows of one token each that begin with the same blocks, and lie side by side in the step, are attended together. */
+static int32_t list_together(const Step *s, int32_t row, int32_t most) {
+    int32_t count = 1, shared = 0;
+    while (count < most && row + count < s->num_rows && s->cu_seqlens[row + count + 1] == s->cu_seqlens[row + count] + 1) {
+        int32_t common = shared_positions(s, row, row + count);
+        if (common == 0 || (shared && common < shared)) break;
+        if (!shared) shared = common;
+        count++;
+    }
+    pool.queries[pool.num_queries++] = (Query){row, s->cu_seqlens[row], count, s->seq_lens[row] - 1, shared};
+    return count;
+}
+
 /* Cuts every row's tokens into attention chunks. */
 static int list_queries(const Step *s) {
     int64_t size = queries_per_chunk(s), most = s->num_rows + s->num_tokens;
@@ -151,11 +173,16 @@ static int list_queries(const Step *s) {
         if (!pool.queries) return 0;
     }
     pool.num_queries = 0;
-    for (int32_t r = 0; r < s->num_rows; r++)
+    for (int32_t r = 0; r < s->num_rows; r++) {
+        if (s->cu_seqlens[r + 1] == s->cu_seqlens[r] + 1) {
+            r += list_together(s, r, (int32_t)size) - 1;
+            continue;
+        }
         for (int32_t t = s->cu_seqlens[r]; t < s->cu_seqlens[r + 1]; t += (int32_t)size) {
             int32_t left = s->cu_seqlens[r + 1] - t, count = left < size ? left : (int32_t)size;
-            pool.queries[pool.num_queries++] = (Query){r, t, count, s->seq_lens[r] - left};
+            pool.queries[pool.num_queries++] = (Query){r, t, count, s->seq_lens[r] - left, 0};
         }
+    }
     return 1;
 }
 

@@ -57,6 +57,51 @@ def test_bits_do_not_depend_on_chunks_blocks_or_neighbours(tiny, dtype):
     assert torch.equal(logits_of(rows[0]), logits_of(alone))
 
 
+def rows_with_a_prefix(driver: Driver, length: int, own: list[int]) -> list[Row]:
+    """Rows that share the whole blocks of their first `length` tokens; each has `own[i]` tokens more."""
+    first = Row(prompt(length))
+    driver.step([(first, length)])
+    whole = length // driver.kv.block_size
+    rows = []
+    for i, count in enumerate(own):
+        row = Row([*prompt(length), *prompt(count, seed=100 + i)])
+        row.blocks = first.blocks[:whole]
+        row.computed = whole * driver.kv.block_size
+        rows.append(row)
+    return rows
+
+
+def check_shared_prefix(
+    decoder: NativeDecoder, config: ModelConfig, length: int, block_size: int, own: list[int]
+) -> None:
+    """Rows that begin alike and decode side by side, strangers between them: each as if it were alone."""
+    driver = Driver(decoder, config, block_size=block_size, num_blocks=4096 // block_size)
+    rows = rows_with_a_prefix(driver, length, own)
+    rows[5:5] = [Row(prompt(140, seed=7)), Row(prompt(3, seed=8))]
+    expected = [
+        Driver(decoder, config, block_size=block_size).run(Row(list(row.tokens)), chunk=1000, num_outputs=4)
+        for row in rows
+    ]
+    for row in rows:
+        driver.step([(row, len(row.tokens) - row.computed)])
+    for _ in range(3):
+        driver.step([(row, 1) for row in rows])
+    for i, (row, undisturbed) in enumerate(zip(rows, expected, strict=True)):
+        assert torch.equal(logits_of(row), logits_of(undisturbed)), f"row {i}"
+
+
+# Around whole tiles of 128 positions; more rows than are attended at once; what is their own ends around an edge.
+@pytest.mark.parametrize(
+    ("length", "block_size"), [(127, 16), (128, 16), (129, 16), (256, 32), (300, 16), (272, 5), (336, 48)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_shared_prefix_changes_no_bit(tiny, dtype, length, block_size):
+    own = [1, 2, 15, 16, 17, 100, 128, 130, 3, 3, 3, 3, 3, 3]
+    if dtype != "bfloat16":
+        own = own[:8]
+    check_shared_prefix(load(tiny, dtype), tiny[1], length, block_size, own)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 5e-2)])
 def test_close_to_float32(tiny, dtype, tolerance):
     directory, config, _ = tiny
@@ -116,6 +161,7 @@ def test_other_processors(tiny, monkeypatch, tmp_path, processor):
         for _ in range(4):
             many.step([(row, 1) for row in rows])
         assert torch.equal(logits_of(rows[0]), logits_of(plain))
+        check_shared_prefix(decoder, config, 130, 16, [1, 2, 17, 3, 3, 3, 3])
         reference = tiny[2](torch.tensor([plain.tokens])).logits[0, 59].detach()
         assert (plain.logits[59] - reference).norm() / reference.norm() < tolerance
 
