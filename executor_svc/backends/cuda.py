@@ -27,6 +27,7 @@ from executor_svc.backends.cuda_sampling import (
 )
 from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange, is_decode_only, splits_needed
 from executor_svc.backends.cuda_warm_up import warm_up_batches, widest_batch
+from executor_svc.backends.int8_linear import Int8Linear
 from executor_svc.backends.weights_report import report
 from executor_svc.batch import ForwardBatch
 from executor_svc.config import Dtype, ExecutorConfig, KVDtype
@@ -37,6 +38,7 @@ from executor_svc.identity import fingerprint
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.elements import name_of
+from executor_svc.model.layers import PlainLinear
 from executor_svc.model.weights import WeightSource
 from executor_svc.scoring import Scoring
 from executor_svc.startup import Startup
@@ -292,10 +294,13 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
     where = torch.device("cuda")
     model = ModelConfig.from_directory(config.model)
     dtype, kv_dtype = resolve_types(config.dtype, config.kv_dtype, torch.cuda.get_device_capability())
-    startup.note(report(config.model, model, name_of(dtype), torch.cuda.mem_get_info()[0], "device memory"))
+    in_bytes = config.dtype is Dtype.INT8
+    weights = "int8" if in_bytes else name_of(dtype)
+    startup.note(report(config.model, model, weights, torch.cuda.mem_get_info()[0], "device memory"))
     with startup.phase("loading weights"):
         source, progress = WeightSource(Checkpoint(config.model), model), startup.progress("loading weights: layer")
-        decoder = TritonDecoder(source, dtype=dtype, device=where, progress=progress)
+        linear = Int8Linear if in_bytes else PlainLinear
+        decoder = TritonDecoder(source, dtype=dtype, device=where, linear=linear, progress=progress)
         torch.cuda.synchronize()
     sizes = config.sizes
     with startup.phase("measuring the widest step"):
@@ -314,7 +319,7 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
     kv = make_kv(model, geometry, kv_dtype, where)
     identity = step_pb2.ModelIdentity(
         architecture=model.architecture,
-        dtype=name_of(dtype),
+        dtype=weights,
         kv_dtype=name_of(kv_dtype),
         fingerprint=fingerprint(config.model),
     )
@@ -325,10 +330,8 @@ def make_cuda(config: ExecutorConfig, startup: Startup) -> CudaBackend:
 
 
 def resolve_types(dtype: Dtype, kv: KVDtype, capability: tuple[int, int]) -> tuple[torch.dtype, torch.dtype]:
-    """(weights, keys and values)."""
-    if dtype is Dtype.INT8:
-        raise StartupError("--dtype int8 is not offered by the cuda backend: use bfloat16 or float16")
-    weights = torch.bfloat16 if dtype is Dtype.AUTO else getattr(torch, dtype.value)
+    """(What is computed in, keys and values). Linear layers in int8 stand in a model of bfloat16."""
+    weights = torch.bfloat16 if dtype in (Dtype.AUTO, Dtype.INT8) else getattr(torch, dtype.value)
     match kv:
         case KVDtype.FP8 if capability < (8, 9):
             raise StartupError("--kv-dtype fp8 needs compute capability 8.9, this device has less: use int8")

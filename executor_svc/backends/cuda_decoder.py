@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from executor_svc.backends.cuda_step import StepTensors
+from executor_svc.backends.int8_linear import Int8Linear
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.layers import Experts, PlainLinear
 from executor_svc.model.rope import rope_tables
@@ -43,14 +44,21 @@ class AttentionStep:
 
 class TritonDecoder:
     def __init__(
-        self, source: WeightSource, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+        self,
+        source: WeightSource,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        linear: type[PlainLinear] | type[Int8Linear] = PlainLinear,
+        progress: Progress | None = None,
     ):
+        """dtype: of everything between the linear layers, which are `linear`'s."""
         self.config = config = source.config
         self.dtype, self.device = dtype, device
 
-        def make(weights: LinearWeights) -> PlainLinear:
+        def make(weights: LinearWeights) -> PlainLinear | Int8Linear:
             bias = None if weights.bias is None else weights.bias.to(device)
-            return PlainLinear(LinearWeights(weights.weight.to(device), bias), dtype)
+            return linear(LinearWeights(weights.weight.to(device), bias), dtype)
 
         self.embedding = tensors(source.embedding()).to(device, dtype)
         self.final_norm = tensors(source.final_norm()).to(device)

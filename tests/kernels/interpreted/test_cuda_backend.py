@@ -13,11 +13,14 @@ from executor_svc.backends.cuda_decoder import TritonDecoder
 from executor_svc.backends.cuda_memory import make_kv
 from executor_svc.backends.cuda_step import StepTensors, TableMirror, arrange
 from executor_svc.backends.cuda_warm_up import warm_up_batches, widest_batch
+from executor_svc.backends.int8_linear import Int8Linear
 from executor_svc.batch import ForwardBatch, build_batch
+from executor_svc.config import Dtype, KVDtype
 from executor_svc.errors import NotFinite
 from executor_svc.kv_cache import KVPool
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.layers import PlainLinear
 from executor_svc.model.torch_decoder import TorchDecoder
 from executor_svc.model.weights import WeightSource
 from executor_svc.rows import NEWEST, NO_NUMBER, RowTable
@@ -102,12 +105,16 @@ def plans() -> list[step_pb2.StepPlan]:
 
 
 def make_backend(
-    directory: Path, kv_dtype: torch.dtype = torch.float32, *, geometry: step_pb2.Geometry = GEOMETRY
+    directory: Path,
+    kv_dtype: torch.dtype = torch.float32,
+    *,
+    geometry: step_pb2.Geometry = GEOMETRY,
+    linear: type[PlainLinear] | type[Int8Linear] = PlainLinear,
 ) -> CudaBackend:
     model = ModelConfig.from_directory(directory)
     source = WeightSource(Checkpoint(directory), model)
     where = torch.device("cpu")
-    decoder = TritonDecoder(source, dtype=torch.float32, device=where)
+    decoder = TritonDecoder(source, dtype=torch.float32, device=where, linear=linear)
     kv = make_kv(model, geometry, kv_dtype, where)
     return CudaBackend(decoder, kv, geometry, step_pb2.ModelIdentity(), "cpu")
 
@@ -156,6 +163,24 @@ def check_same_tokens(tmp_path: Path) -> None:
             assert (got.row, got.rank, got.top_token_ids) == (want.row, want.rank, want.top_token_ids)
             assert got.logprob == pytest.approx(want.logprob, abs=1e-3)
         rows.append(work, output.token_ids)
+
+
+def test_linear_layers_in_bytes_give_nearly_the_same(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    backend, oracle, rows = make_backend(tmp_path, linear=Int8Linear), Oracle(tmp_path), RowTable(GEOMETRY)
+    plan = step_pb2.StepPlan(admit=[admit(2, SPLIT + 3, range(2, 8), adjusted())], prefill=ints([(2, SPLIT + 3)]))
+    batch = build_batch(rows, rows.apply(plan))
+    expected, output = oracle.run(batch), backend.run(batch)
+    want, got = (
+        dict(
+            zip(np.frombuffer(told.top_token_ids, "<i4").tolist(), np.frombuffer(told.top_logprobs, "<f4"), strict=True)
+        )
+        for told in (expected.logprobs[0], output.logprobs[0])
+    )
+    common = want.keys() & got.keys()
+    assert len(common) > len(want) // 2
+    assert max(abs(want[token] - got[token]) for token in common) < 0.05
+    assert cuda.resolve_types(Dtype.INT8, KVDtype.AUTO, (9, 0)) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_a_step_can_be_launched_before_the_last_one_is_read(tmp_path: Path) -> None:
