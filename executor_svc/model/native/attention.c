@@ -256,10 +256,17 @@ static void begin_rows(const Step *step, const Op *op, const Query *query, int h
     for (int i = 0; i < rows; i++) room->maxima[i] = -INFINITY, room->totals[i] = 0;
 }
 
-static void attend_row(const Step *step, const Op *op, const Query *query, int head, const Pages *after, Room *room,
+/* From `from` on, or from where the window begins. */
+static void attend_row(const Step *step, const Op *op, const Query *query, int head, const Query *next, int next_head, Room *room,
                        int64_t from) {
-    Pages pages = pages_of(step, op, query, head, room->copies);
-    attend(step, op, query, &pages, after, room, from, pages.length);
+    Pages pages = pages_of(step, op, query, head, room->copies), other, *after = 0;
+    /* Of few queries, reading the pages is what takes the time. */
+    if (next && rows_of(step, query) <= PANEL && step->block_size % PANEL == 0) {
+        other = pages_of(step, op, next, next_head, room->copies);
+        after = &other;
+    }
+    int64_t lowest = op->window && query->position >= op->window ? query->position - op->window + 1 : 0;
+    attend(step, op, query, &pages, after, room, from > lowest ? from : lowest, pages.length);
     write_result(step, op, query, head, room->sums, room->totals);
 }
 
@@ -272,11 +279,12 @@ static Query member_of(const Step *step, const Query *query, int32_t i) {
 static void attend_together(const Step *step, const Op *op, const Query *query, int head, Room *room) {
     int64_t group = step->num_heads / step->num_kv_heads, size = step->head_dim;
     Room own;
+    int64_t common = op->window ? 0 : query->shared; /* windows begin at each row's own place */
     Query all = *query;
     all.position = query->shared; /* beyond every position in common: none is masked */
     Pages pages = pages_of(step, op, query, head, room->copies);
     begin_rows(step, op, &all, head, room);
-    attend(step, op, &all, &pages, 0, room, 0, query->shared);
+    attend(step, op, &all, &pages, 0, room, 0, common);
     for (int32_t i = 0; i < query->count; i++) {
         Query one = member_of(step, query, i);
         begin_rows(step, op, &one, head, &own);
@@ -284,27 +292,16 @@ static void attend_together(const Step *step, const Op *op, const Query *query, 
         memcpy(own.maxima, room->maxima + i * group, (size_t)group * 4);
         memcpy(own.totals, room->totals + i * group, (size_t)group * 4);
         Query then = member_of(step, query, i + 1 < query->count ? i + 1 : i);
-        Pages after = pages_of(step, op, &then, head, own.copies);
-        attend_row(step, op, &one, head, step->block_size % PANEL == 0 ? &after : 0, &own, query->shared);
+        attend_row(step, op, &one, head, &then, head, &own, common);
     }
 }
 
 void attention_chunk(const Step *step, const Op *op, const Query *query, int head, const Query *next, int next_head) {
     Room room;
-    if (query->shared && !op->window) {
+    if (query->shared) {
         attend_together(step, op, query, head, &room);
         return;
     }
-    Pages other, *after = 0;
-    for (int32_t i = 0; i < (query->shared ? query->count : 1); i++) {
-        Query one = query->shared ? member_of(step, query, i) : *query;
-        /* Of few queries, reading the pages is what takes the time. */
-        if (next && rows_of(step, &one) <= PANEL && step->block_size % PANEL == 0) {
-            other = pages_of(step, op, next, next_head, room.copies);
-            after = &other;
-        }
-        begin_rows(step, op, &one, head, &room);
-        int64_t from = op->window && one.position >= op->window ? one.position - op->window + 1 : 0;
-        attend_row(step, op, &one, head, after, &room, from);
-    }
+    begin_rows(step, op, query, head, &room);
+    attend_row(step, op, query, head, next, next_head, &room, 0);
 }

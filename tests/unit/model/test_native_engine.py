@@ -49,12 +49,16 @@ def test_bits_do_not_depend_on_chunks_blocks_or_neighbours(tiny, dtype):
         driver = Driver(decoder, config, block_size=block_size)
         other = driver.run(Row(prompt(150)), chunk=chunk, num_outputs=20)
         assert torch.equal(logits_of(other), logits_of(alone)), f"block size {block_size}, chunk {chunk}"
-    driver = Driver(decoder, config)
-    rows = [Row(prompt(150)), *(Row(prompt(n, seed=n)) for n in range(1, 40))]
+    assert torch.equal(logits_of(in_a_crowd(decoder, config, Row(prompt(150)), 20)), logits_of(alone))
+
+
+def in_a_crowd(decoder: NativeDecoder, config: ModelConfig, row: Row, num_outputs: int) -> Row:
+    """The row among rows of every length below 40: their prompts in one step, then one token a step."""
+    driver, rows = Driver(decoder, config), [row, *(Row(prompt(n, seed=n)) for n in range(1, 40))]
     driver.step([(row, len(row.tokens)) for row in reversed(rows)])
-    for _ in range(19):
+    for _ in range(num_outputs - 1):
         driver.step([(row, 1) for row in rows])
-    assert torch.equal(logits_of(rows[0]), logits_of(alone))
+    return row
 
 
 def rows_with_a_prefix(driver: Driver, length: int, own: list[int]) -> list[Row]:
@@ -100,6 +104,15 @@ def test_a_shared_prefix_changes_no_bit(tiny, dtype, length, block_size):
     if dtype != "bfloat16":
         own = own[:8]
     check_shared_prefix(load(tiny, dtype), tiny[1], length, block_size, own)
+
+
+@pytest.mark.parametrize("window", [1, 40, 128, 200])
+def test_a_window_over_a_shared_prefix_changes_no_bit(tmp_path, window):
+    make_model(tmp_path, "mistral", sliding_window=window)
+    config = ModelConfig.from_directory(tmp_path)
+    assert all(layer.window == window for layer in config.layers)
+    decoder = load_model(tmp_path, config, dtype="bfloat16", num_threads=2)
+    check_shared_prefix(decoder, config, 260, 16, [1, 2, 17, 100, 130, 3, 3, 3, 3, 3])
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2), ("int8", 5e-2)])
@@ -155,12 +168,7 @@ def test_other_processors(tiny, monkeypatch, tmp_path, processor):
         for block_size, chunk in ((16, 7), (32, 33), (48, 1000), (8, 50)):
             chunked = Driver(decoder, config, block_size=block_size).run(Row(prompt(60)), chunk=chunk, num_outputs=5)
             assert torch.equal(logits_of(plain), logits_of(chunked)), f"block size {block_size}, chunk {chunk}"
-        many = Driver(decoder, config)
-        rows = [Row(prompt(60)), *(Row(prompt(n, seed=n)) for n in range(1, 40))]
-        many.step([(row, len(row.tokens)) for row in reversed(rows)])
-        for _ in range(4):
-            many.step([(row, 1) for row in rows])
-        assert torch.equal(logits_of(rows[0]), logits_of(plain))
+        assert torch.equal(logits_of(in_a_crowd(decoder, config, Row(prompt(60)), 5)), logits_of(plain))
         check_shared_prefix(decoder, config, 130, 16, [1, 2, 17, 3, 3, 3, 3])
         reference = tiny[2](torch.tensor([plain.tokens])).logits[0, 59].detach()
         assert (plain.logits[59] - reference).norm() / reference.norm() < tolerance
