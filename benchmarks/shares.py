@@ -10,33 +10,29 @@ of the engine run on the calling thread: the parts of `forward` are its wall tim
 
 import argparse
 import json
-import os
 import signal
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from benchmarks.frontend_rig import Rig
+from benchmarks.frontend_client import cpu_seconds
+from benchmarks.frontend_rig import Cores, Rig
 from benchmarks.serving import at_once, measure, run_workload
 from benchmarks.workload import mixed
-from tests.e2e.server import free_port
-
-TICKS = os.sysconf("SC_CLK_TCK")
+from tests.e2e.server import Answering, free_port
 
 
-class ClockedRig(Rig):
-    """A frontend, the scheduler and the executor with clocks in it; `pids_of` names their processes."""
+class ClockedRig(Rig, Answering):
+    """A frontend, the scheduler, which tells its metrics, and the executor with clocks in it."""
 
     def __init__(self, folder: Path, dtype: str):
         super().__init__(folder, frontends=1, rows=0, step_s=0.0)
         everything = frozenset(core for cores in (self.cores.engine, self.cores.client) for core in cores)
-        self.cores = type(self.cores)(everything, (everything,), everything, False)
+        self.cores = Cores(everything, (everything,), everything, False)
         self.report, self._dtype = folder / "shares.json", dtype
-        self._metrics_port = free_port()
-        self.scheduler_flags = ("--metrics-port", str(self._metrics_port))
+        port = free_port()
+        self.metrics_urls = [f"http://127.0.0.1:{port}/metrics"]
+        self.scheduler_flags = ("--metrics-port", str(port))
 
     def _start_executor(self, job: dict[str, Any]) -> None:
         self._executor = self._run(
@@ -57,19 +53,11 @@ class ClockedRig(Rig):
     def cpu_seconds(self) -> dict[str, float]:
         processes = {"executor": self._executor, "scheduler": self._scheduler}
         pids = {name: process.pid for name, process in processes.items()} | {"frontend": self.pids[0]}
-        return {name: _cpu_seconds(pid) for name, pid in pids.items()}
+        return {name: cpu_seconds(pid) for name, pid in pids.items()}
 
     def scheduler_seconds(self) -> float:
         """Planning and committing, since it started."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=10) as reply:
-            families = text_string_to_metric_families(reply.read().decode())
-            samples = [sample for family in families for sample in family.samples]
-        return sum(sample.value for sample in samples if sample.name == "stepwire_scheduler_step_seconds_sum")
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+        return self.metric("stepwire_scheduler_step_seconds_sum")
 
 
 def run(dtype: str, workload: str, seed: int) -> dict[str, Any]:
