@@ -14,7 +14,7 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.layers import Experts, PlainLinear
 from executor_svc.model.rope import rope_tables
 from executor_svc.model.tensors import tensors
-from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource
+from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource, each_layer
 from kernels.attention_decode import DecodeWorkspace, decode_attention
 from kernels.attention_prefill import prefill_attention
 from kernels.attention_shared import shared_prefix_attention
@@ -65,10 +65,8 @@ class TritonDecoder:
         tables = [tensors(list(rope_tables(rope, config.max_position))) for rope in config.ropes]
         self.ropes = [torch.cat(pair, 1).to(device) for pair in tables]
         self.layers: list[_Layer] = []
-        for index in range(config.num_layers):
-            self.layers.append(_Layer(tensors(source.layer(index)), make, self, index))
-            if progress is not None:
-                progress(index + 1, config.num_layers)
+        for index, weights in enumerate(each_layer(source, progress)):
+            self.layers.append(_Layer(tensors(weights), make, self, index))
         self.head = make(tensors(source.head()))
         source.finish()
 

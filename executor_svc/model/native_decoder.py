@@ -15,7 +15,7 @@ from executor_svc.model.elements import BITS_OF_BFLOAT16, array_type, as_bfloat1
 from executor_svc.model.native import ADD, BF16, F32, GLU, I16, INT8, STORE, Engine
 from executor_svc.model.native_weights import Arena, PackedLinear, kind_of, padded_bytes
 from executor_svc.model.rope import rope_tables
-from executor_svc.model.weights import LayerWeights, Progress, WeightSource
+from executor_svc.model.weights import LayerWeights, Progress, WeightSource, each_layer
 
 # Buffers of a step. Those of 16-bit integers have their scales in *_SCALE: WIDE_16, and HIDDEN where they are wanted.
 RESIDUAL, HIDDEN, PROJECTED, QUERIES, ATTENDED, GATED, LOGITS, HIDDEN_SCALE, WIDE_16, WIDE_SCALE = range(10)
@@ -88,12 +88,10 @@ class NativeDecoder:
             n=config.hidden_size,
             factor=config.embedding_scale,
         )
-        for index in range(config.num_layers):
-            self._layer(source.layer(index), index, last=index + 1 == config.num_layers)
+        for index, weights in enumerate(each_layer(source, progress)):
+            self._layer(weights, index, last=index + 1 == config.num_layers)
             self._arena.settle()
             source.release()
-            if progress is not None:
-                progress(index + 1, config.num_layers)
         self._norm(LAST_RESIDUAL, source.final_norm(), few=1)
         head = self._arena.pack(source.head())
         cap = config.logits_softcap or 0.0

@@ -12,7 +12,7 @@ from executor_svc.model.attention import PagedAttention
 from executor_svc.model.layers import Experts, Linear, Mlp, linear_class, rms_norm, rotate
 from executor_svc.model.rope import rope_tables
 from executor_svc.model.tensors import tensors
-from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource
+from executor_svc.model.weights import LayerWeights, LinearWeights, Progress, WeightSource, each_layer
 
 # Plans one step: (batch, kv, config, device) -> what each layer calls with (q, k, v, layer). A device brings its own.
 AttentionFactory = Callable[..., Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]]
@@ -45,10 +45,8 @@ class TorchDecoder:
         tables = [rope_tables(rope, config.max_position) for rope in config.ropes]
         self.ropes = [tuple(tensors(table).to(self.device) for table in pair) for pair in tables]
         self.layers: list[_Layer] = []
-        for index in range(config.num_layers):
-            self.layers.append(_Layer(tensors(source.layer(index)), make, self, index))
-            if progress is not None:
-                progress(index + 1, config.num_layers)
+        for index, weights in enumerate(each_layer(source, progress)):
+            self.layers.append(_Layer(tensors(weights), make, self, index))
         self.head = make(tensors(source.head()))
         source.finish()
 

@@ -6,7 +6,7 @@ checkpoint calls them. It knows no decoder. Nothing is ever unpickled and no cod
 Parameters are numpy arrays, bfloat16 as elements.py says; tensors.py makes tensors of them where torch computes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +177,15 @@ class WeightSource:
 
     def _norm(self, name: str, size: int) -> np.ndarray:
         return widened(self.checkpoint.array(name, (size,))) + np.float32(self.config.family.norm_offset)
+
+
+def each_layer(source: WeightSource, progress: Progress | None) -> Iterator[LayerWeights]:
+    """Layer by layer; `progress` hears of each when whoever asked for it comes for the next."""
+    num_layers = source.config.num_layers
+    for index in range(num_layers):
+        yield source.layer(index)
+        if progress is not None:
+            progress(index + 1, num_layers)
 
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
